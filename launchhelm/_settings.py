@@ -1,0 +1,48 @@
+"""Every environment variable that we read: name, type, default, help.
+
+docs/settings.md is generated from SETTINGS. Nothing else in the package reads os.environ.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One environment variable.
+
+    Args:
+        name: The variable.
+        default: What holds when it is unset or empty; "" means nothing.
+        help: One sentence for docs/settings.md.
+    """
+
+    name: str
+    default: str
+    help: str
+
+    def read(self) -> str:
+        """Return the value now, or the default when unset or empty."""
+        return os.environ.get(self.name, "") or self.default
+
+
+DIRECTORY = Setting("LAUNCHHELM_DIR", "./runs", "Root directory in which runs are made and found.")
+URL = Setting("LAUNCHHELM_URL", "", "Server to sync with; a hint for the syncer.")
+API_KEY = Setting("LAUNCHHELM_API_KEY", "", "Key of the syncer. Ranks neither need nor store it.")
+ORGANIZATION = Setting("LAUNCHHELM_ORGANIZATION", "", "Organisation id; a hint for the syncer.")
+PROJECT = Setting("LAUNCHHELM_PROJECT", "", "Project id; becomes run.project_id.")
+STRICT_DELIVERY = Setting(
+    "LAUNCHHELM_STRICT_DELIVERY", "", "1: flush() raises TimeoutError unless a server has it all."
+)
+SYNC = Setting("LAUNCHHELM_SYNC", "", "1: attach the syncer to rank 0 as a thread.")
+LOCAL_RANK = Setting("LOCAL_RANK", "", "Rank within the host, set by the launcher.")
+RESTART_COUNT = Setting("TORCHELASTIC_RESTART_COUNT", "", "Elastic restarts so far, by torchrun.")
+TORCHELASTIC_RUN_ID = Setting("TORCHELASTIC_RUN_ID", "", "Launch id, set by torchrun.")
+SLURM_JOB_ID = Setting("SLURM_JOB_ID", "", "Job id, set by SLURM.")
+SLURM_ARRAY_TASK_ID = Setting("SLURM_ARRAY_TASK_ID", "", "Array task, set by SLURM.")
+SLURM_STEP_ID = Setting("SLURM_STEP_ID", "", "Job step, set by SLURM.")
+SLURM_RESTART_COUNT = Setting("SLURM_RESTART_COUNT", "", "Requeues so far, set by SLURM.")
+
+SETTINGS = tuple(value for value in list(globals().values()) if isinstance(value, Setting))
