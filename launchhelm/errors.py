@@ -4,7 +4,7 @@
     ├── ConfigError           config        a setting or the root directory cannot be used
     ├── NotFound              not_found     no run, metric or record of that name
     ├── Conflict              conflict      ambiguous name, or a closed run that should be resumed
-    ├── Unavailable           unavailable   the coordinator could not open the run (raised on its peers)
+    ├── Unavailable           unavailable   the coordinator could not open the run (on peers)
     ├── Offline               offline       the call needs a server and none is attached
     ├── ProtocolError         protocol      a call out of order, or a record the API does not allow
     ├── StorageError          storage       a run directory is damaged, newer than us, or not ours
