@@ -1,0 +1,70 @@
+# Every target makes the environment (.venv) first, so each works as the first command in a clone.
+# `make check` is exactly what CI runs.
+
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
+READY := .venv/.ready
+CODE := launchhelm syncer tests examples benchmarks docs
+
+.NOTPARALLEL:
+.PHONY: demo test check fix format lint types examples docs wheel stress rig bench clean
+
+# The main job: train on two processes, halve the learning rate from a third, read it back.
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: $(READY)
+	$(PYTEST) -q
+
+# `test` runs the examples and the tests of the docs too; `examples` and `docs` are those alone.
+check: format lint types test wheel
+
+format: $(READY)
+	$(BIN)/ruff format --check $(CODE)
+
+lint: $(READY)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/codespell
+
+types: $(READY)
+	$(BIN)/mypy
+
+examples: $(READY)
+	$(PYTEST) -q tests/tidy/test_examples.py
+
+docs: $(READY)
+	$(BIN)/python docs/generate.py --check
+	$(PYTEST) -q tests/tidy/test_docs.py
+
+# What was built, and nothing else, must do in an empty environment.
+wheel: $(READY)
+	rm -rf dist build/wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/python -m venv build/wheel
+	build/wheel/bin/python -m pip install --quiet --no-index --no-deps dist/*.whl
+	cp examples/first_run.py build/wheel/
+	cd build/wheel && LAUNCHHELM_DIR=runs bin/python first_run.py && bin/launchhelm ls --root runs
+
+fix: $(READY)
+	$(BIN)/python docs/generate.py
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+# Full counts: many processes, many kills, tens of minutes.
+stress: $(READY)
+	$(PYTEST) -s -m stress --timeout 3600
+
+# Three kernels with a real NFS mount between them; needs root on Debian.
+rig: $(READY)
+	tests/rig/two-host-nfs.sh install
+	$(PYTEST) -s -m rig --timeout 3600 tests/rig
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt .ci/environment
+	@.ci/environment
+	@touch $@
