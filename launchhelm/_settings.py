@@ -44,5 +44,6 @@ SLURM_JOB_ID = Setting("SLURM_JOB_ID", "", "Job id, set by SLURM.")
 SLURM_ARRAY_TASK_ID = Setting("SLURM_ARRAY_TASK_ID", "", "Array task, set by SLURM.")
 SLURM_STEP_ID = Setting("SLURM_STEP_ID", "", "Job step, set by SLURM.")
 SLURM_RESTART_COUNT = Setting("SLURM_RESTART_COUNT", "", "Requeues so far, set by SLURM.")
+NO_COLOR = Setting("NO_COLOR", "", "Any value: the command line prints no colour.")
 
 SETTINGS = tuple(value for value in list(globals().values()) if isinstance(value, Setting))

@@ -1,0 +1,441 @@
+"""Every sentence that page, terminal and report say about runs and commands.
+
+One wording for all of them, so that they can never disagree. Pure: no clock, no disk, no locale.
+The words "on all" appear in one place only, where every process of the group reported success.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol
+
+from launchhelm.records import Outcome
+
+NOT_PICKED_UP_EXCHANGES: Final = 3
+NOT_PICKED_UP_S: Final = 30.0
+"""A waiting command is called not picked up after this many exchanges and at least this long."""
+
+RANK_MARKS: Final[Mapping[str, str]] = {
+    "ok": "",
+    "starting": "…",
+    "busy": "▣",
+    "behind": "▼",
+    "late": "◐",
+    "silent": "✕",
+    "ended": "■",
+    "missing": "?",
+}
+
+NO_NEWS_EXPLANATIONS: Final = (
+    "the job ended without saying so",
+    "all ranks hang",
+    "this is a copy, or a cached view of another file system",
+)
+
+_NAMED_FAILURES: Final = 3
+_SHOWN_GROUPS: Final = 4
+
+
+class Sentence(NamedTuple):
+    """One statement: `head` is the part to print bold, `rest` follows it directly.
+
+    `mark` is the shape that stands beside it. `tone` is good, bad, unknown or waiting; an unknown
+    outcome is never good.
+    """
+
+    head: str
+    rest: str = ""
+    mark: str = ""
+    tone: str = "waiting"
+
+    def __str__(self) -> str:
+        return self.head + self.rest
+
+
+class CommandLike(Protocol):
+    """What `outcome_text` needs of a command."""
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The newest state on record, None while the file waits in the inbox."""
+        ...
+
+    @property
+    def first_step(self) -> int | None:
+        """The step before which it must not act, when given."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What a reader knows of the run around one command; None means not reported.
+
+    Args:
+        waited_s: How long the command has been in its present state, on the reader's own clock.
+        exchange_s: Seconds between two control exchanges.
+        next_exchange_s: Seconds until the next one.
+        step: The front step now.
+        pace_s: Seconds per step.
+        world_size: Processes of the training group.
+        handler: A handler that runs now, for example `checkpoint`, and for how long.
+        coordinator_silent_s: Seconds since rank 0 was last seen alive, when it is silent.
+        control_off: Why controlling is off, when it is.
+        run_over: Why nobody will answer, for example "the run finished".
+        cancelled_by: Who cancelled it.
+        reverted_by: What undid the value later, for example "restore at step 13,900, attempt 3".
+        diverged: (rank, value text) of ranks that show another effective value (R53), and what
+            the others show.
+    """
+
+    waited_s: float | None = None
+    exchange_s: float | None = None
+    next_exchange_s: float | None = None
+    step: int | None = None
+    pace_s: float | None = None
+    world_size: int | None = None
+    handler: str = ""
+    handler_s: float | None = None
+    coordinator_silent_s: float | None = None
+    control_off: str = ""
+    run_over: str = ""
+    cancelled_by: str = ""
+    reverted_by: str = ""
+    diverged: Sequence[tuple[int, str]] = field(default_factory=tuple)
+    others_show: str = ""
+
+
+NOTHING_KNOWN: Final = Around()
+
+
+# Commands -----------------------------------------------------------------------------------
+
+
+def outcome_text(command: CommandLike, around: Around = NOTHING_KNOWN) -> Sentence:
+    """Say what became of a command, by evidence only."""
+    outcome = command.outcome
+    if outcome is None or outcome.state == "claimed":
+        return _waiting(command, around, picked_up=outcome is not None)
+    if outcome.state == "applying":
+        count = outcome.of if outcome.of is not None else around.world_size
+        on = f" on {processes(count)}" if count is not None else ""
+        waited = f" for {duration(around.waited_s)}" if around.waited_s is not None else ""
+        return Sentence(f"Running{on}{waited}", mark="◆")
+    if outcome.state == "applied":
+        return _applied(outcome, around)
+    if outcome.state == "outcome_unknown":
+        return _unknown(outcome)
+    if outcome.state == "rejected":
+        why = plain(outcome.message or outcome.code)
+        return Sentence(
+            "Rejected, nothing changed", f": {why}" if why else "", mark="✕", tone="bad"
+        )
+    if outcome.state == "expired":
+        head = f"Expired{_at_step(outcome)}, nothing changed"
+        return Sentence(head, mark="✕", tone="bad")
+    if outcome.state == "cancelled":
+        by = f" by {plain(around.cancelled_by)}" if around.cancelled_by else ""
+        return Sentence(f"Cancelled{by}, nothing changed", mark="✕", tone="bad")
+    return Sentence(plain(outcome.state), _reason(outcome), mark="?", tone="unknown")
+
+
+def _applied(outcome: Outcome, around: Around) -> Sentence:
+    head = f"Applied{_at_step(outcome)}"
+    if around.diverged:
+        named = ", ".join(
+            f"rank {rank} has {plain(value)}" for rank, value in around.diverged[:_NAMED_FAILURES]
+        )
+        named += _and_more(len(around.diverged) - _NAMED_FAILURES)
+        others = f", the others {plain(around.others_show)}" if around.others_show else ""
+        return Sentence("Diverged since", f": {named}{others}", mark="?", tone="bad")
+    if around.reverted_by:
+        rest = f": reverted by {plain(around.reverted_by)}"
+        return Sentence(f"{head}, not in effect any more", rest, mark="▲", tone="bad")
+    changes = changes_text(outcome.changes)
+    tail = f", {changes}" if changes else ""
+    count, of = outcome.applied_on, outcome.of
+    if count is None or of is None:
+        tail = f", number of processes not reported{tail}"
+    elif count != of:
+        head += f" on {count:,} of {processes(of)}"
+    elif of > 1:
+        head += f" on all {processes(of)}"
+    return Sentence(head, tail, mark="▲", tone="good")
+
+
+def _unknown(outcome: Outcome) -> Sentence:
+    count, of = outcome.applied_on, outcome.of
+    if count is None or of is None:
+        rest = f"{_reason(outcome)}. Number of processes not reported. It will not be tried again"
+        return Sentence("Outcome unknown", rest, mark="?", tone="unknown")
+    if count >= of:
+        rest = f", although {count:,} of {of:,} reported success{_reason(outcome)}"
+        return Sentence(
+            "Outcome unknown", f"{rest}. It will not be tried again", mark="?", tone="unknown"
+        )
+    head = f"Outcome unknown: {count:,} of {processes(of)} reported success."
+    parts = []
+    if outcome.failures:
+        named = "; ".join(
+            f"rank {rank}{f' ({plain(host)})' if host else ''}, `{plain(text)}`"
+            for rank, host, text in outcome.failures[:_NAMED_FAILURES]
+        )
+        parts.append(f"Not from: {named}{_and_more(len(outcome.failures) - _NAMED_FAILURES)}.")
+    elif outcome.code or outcome.message:
+        parts.append(f"{_reason(outcome).removeprefix(': ')}.")
+    if outcome.rolled_back:
+        parts.append("All ranks report the old values again (rolled back).")
+    else:
+        parts.append("The change may be partly in effect.")
+    parts.append("It will not be tried again")
+    return Sentence(head, " " + " ".join(parts), mark="?", tone="unknown")
+
+
+def _waiting(command: CommandLike, around: Around, *, picked_up: bool) -> Sentence:
+    if around.run_over:
+        return Sentence("Waiting", f": {around.run_over}, nobody answers; it will expire", mark="◆")
+    if not picked_up and _is_overdue(around):
+        waited = duration(around.waited_s or 0.0)
+        rest = f": {_why_not_picked_up(around)}. Nothing has changed"
+        return Sentence(f"Not picked up for {waited}", rest, mark="◆", tone="bad")
+    if around.handler:
+        running = (
+            f", running for {duration(around.handler_s)}" if around.handler_s is not None else ""
+        )
+        return Sentence("Waiting", f" behind `{plain(around.handler)}`{running}", mark="◆")
+    first_step = command.first_step
+    if first_step is not None and (around.step is None or around.step < first_step):
+        rest = ""
+        if around.step is not None and around.pace_s is not None:
+            ahead_s = (first_step - around.step) * around.pace_s
+            rest = f": about {duration(ahead_s)} at the present pace"
+        return Sentence(f"Scheduled for step {first_step:,}", rest, mark="◆")
+    due = around.next_exchange_s if around.next_exchange_s is not None else around.exchange_s
+    about = f" in about {duration(max(1.0, due))}" if due is not None else ""
+    return Sentence(
+        "Waiting", f": next exchange{about}, then at a step all ranks agree on", mark="◆"
+    )
+
+
+def _is_overdue(around: Around) -> bool:
+    if around.waited_s is None:
+        return False
+    exchanges_s = NOT_PICKED_UP_EXCHANGES * (around.exchange_s or 0.0)
+    return around.waited_s >= max(NOT_PICKED_UP_S, exchanges_s)
+
+
+def _why_not_picked_up(around: Around) -> str:
+    if around.coordinator_silent_s is not None:
+        return f"rank 0 is silent for {duration(around.coordinator_silent_s)}"
+    if around.control_off:
+        return f"control is off: {plain(around.control_off)}"
+    return "rank 0 is alive, but has not come to a control point"
+
+
+def _at_step(outcome: Outcome) -> str:
+    step = outcome.applied_at.get("step")
+    if isinstance(step, str) and step.lstrip("-").isdecimal():
+        step = int(step)
+    return f" at step {step:,}" if isinstance(step, int) else ""
+
+
+def _reason(outcome: Outcome) -> str:
+    """Give the code as it is, known or not, and the message beside it."""
+    code = f"`{plain(outcome.code)}`" if outcome.code else ""
+    said = ", ".join(part for part in (code, plain(outcome.message)) if part)
+    return f": {said}" if said else ""
+
+
+def changes_text(changes: Mapping[str, Any]) -> str:
+    """Say old and new value, for example `lr 0.01 -> 0.005` or per group where groups differ."""
+    return "; ".join(
+        f"{plain(name)} {change_text(change.get('old'), change.get('new'))}"
+        for name, change in changes.items()
+        if isinstance(change, Mapping)
+    )
+
+
+def change_text(old: Any, new: Any) -> str:
+    """Say `old -> new`; lists hold one value per parameter group."""
+    if not isinstance(old, list | tuple) or not isinstance(new, list | tuple):
+        return arrow(old, new)
+    pairs = list(zip(old, new, strict=False))
+    if not pairs:
+        return "in no group"
+    if all(pair == pairs[0] for pair in pairs):
+        return arrow(*pairs[0]) + (f" in {len(pairs)} groups" if len(pairs) > 1 else "")
+    said = [f"group{index} {arrow(*pair)}" for index, pair in enumerate(pairs)]
+    return ", ".join(said[:_SHOWN_GROUPS]) + _and_more(len(said) - _SHOWN_GROUPS, " groups")
+
+
+def arrow(old: Any, new: Any) -> str:
+    """Say `old -> new`, with all digits where four would hide the difference."""
+    before, after = value_text(old), value_text(new)
+    if before == after and old != new:
+        before, after = repr(old), repr(new)
+    return f"{before} -> {after}"
+
+
+def values_text(value: Any) -> str:
+    """Say one value, or one per parameter group."""
+    if not isinstance(value, list | tuple):
+        return value_text(value)
+    said = [value_text(item) for item in value]
+    if len(set(said)) == 1:
+        return said[0]
+    return " ".join(said[:_SHOWN_GROUPS]) + _and_more(len(said) - _SHOWN_GROUPS)
+
+
+# Runs ---------------------------------------------------------------------------------------
+
+
+def starting_text(seen: int, world_size: int | None, since_s: float) -> str:
+    """Say how many ranks have been seen so far."""
+    of = f"{seen:,} of {world_size:,}" if world_size is not None else f"{seen:,}"
+    return f"starting: {of} {'rank' if (world_size or seen) == 1 else 'ranks'} seen, " + duration(
+        since_s
+    )
+
+
+def running_text(exceptions: Mapping[str, int], no_step_s: float | None = None) -> str:
+    """Say `running` and what is out of order: `running, 1 rank silent, 1 behind`.
+
+    Args:
+        exceptions: Count per state of a rank, in order of weight; ok, busy and zero are left out.
+        no_step_s: Seconds since a step was seen to end, when that is long.
+    """
+    said: list[str] = []
+    for word, count in exceptions.items():
+        if count and word not in ("ok", "busy"):
+            unit = "" if said else (" rank" if count == 1 else " ranks")
+            said.append(f"{count:,}{unit} {word}")
+    if no_step_s is not None:
+        said.append(f"no step for {duration(no_step_s)}")
+    return ", ".join(["running", *said])
+
+
+def no_news_text(silent_s: float, last_written: str = "", host: str = "") -> str:
+    """Say for how long nothing moved; `last_written` is a time of day by that host's clock."""
+    last = f"; last written {last_written} by {plain(host)}'s clock" if last_written else ""
+    return f"no news for {duration(silent_s)}{last}"
+
+
+def finished_text(after_s: float | None) -> str:
+    """Say how long the run took."""
+    return "finished" if after_s is None else f"finished after {duration(after_s)}"
+
+
+def failed_text(rank: int, step: int | None, reason: str) -> str:
+    """Say which rank failed first, where and why."""
+    at = f" at step {step:,}" if step is not None else ""
+    return f"failed on rank {rank}{at}" + (f": {plain(reason)}" if reason else "")
+
+
+def stopped_text(reason: str, step: int | None) -> str:
+    """Say what stopped the run."""
+    by = f" by {plain(reason)}" if reason else ""
+    return f"stopped{by}" + (f" at step {step:,}" if step is not None else "")
+
+
+def unreadable_text(problem: str, owner: str = "") -> str:
+    """Say why a directory that looks like a run cannot be read."""
+    return f"unreadable: {plain(problem)}" + (f" (owner {plain(owner)})" if owner else "")
+
+
+# Numbers, time, names -----------------------------------------------------------------------
+
+
+def processes(count: int) -> str:
+    """Say `1 process` or `512 processes`."""
+    return f"{count:,} process" if count == 1 else f"{count:,} processes"
+
+
+def duration(seconds: float) -> str:
+    """Say `41 s`, `23 min`, `3 h 12 min` or `2 d`; rounded down, so that ages never jump back."""
+    if not math.isfinite(seconds):
+        return "an unknown time"
+    whole = max(0, int(seconds))
+    if whole < 180:
+        return f"{whole} s"
+    minutes = whole // 60
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{hours // 24} d"
+
+
+def step_text(step: int | None) -> str:
+    """Write a step with thousands separators, `-` before the first."""
+    return "-" if step is None else f"{step:,}"
+
+
+def value_text(value: Any) -> str:
+    """Write one value: 4 significant digits, `NaN` and `+∞` by name, other things as text."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return _float_text(value)
+    return plain(str(value))
+
+
+def _float_text(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+∞" if value > 0 else "-∞"
+    size = abs(value)
+    if size == 0 or 1e-3 <= size < 1e4:
+        return f"{value:.4g}"
+    if 1e4 <= size < 1e6:
+        return f"{float(f'{value:.4g}'):,.0f}"
+    mantissa, _, exponent = f"{value:.3e}".partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def plain(text: str) -> str:
+    """Escape what could move the cursor or reorder a line; everything else stays as it is."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        _escaped(character) if _is_hostile(character) else character for character in text
+    )
+
+
+def _is_hostile(character: str) -> bool:
+    # Controls, surrogates, line separators, and the format characters that reorder or hide text.
+    # The joiners stay: emoji and several scripts need them.
+    category = unicodedata.category(character)
+    if category == "Cf":
+        return character not in "\u200c\u200d"
+    return category in ("Cc", "Cs", "Zl", "Zp")
+
+
+def _escaped(character: str) -> str:
+    return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character) or (
+        f"\\x{ord(character):02x}" if ord(character) < 0x100 else f"\\u{ord(character):04x}"
+    )
+
+
+def cut(text: str, width: int) -> str:
+    """Cut a long name in the middle, so that both ends stay readable."""
+    if len(text) <= width or width < 3:
+        return text
+    head = width // 2
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+def listed(items: Iterable[str], *, empty: str = "none") -> str:
+    """Join names with commas."""
+    return ", ".join(plain(item) for item in items) or empty
+
+
+def _and_more(count: int, unit: str = "") -> str:
+    return f" and {count:,} more{unit}" if count > 0 else ""

@@ -1,0 +1,329 @@
+"""What a command would do, judged before anything is sent. Pure: no disk, no clock, no promise.
+
+The ranks judge again with their own rules and values; this only saves a round trip and a surprise.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Final
+
+from launchhelm import _wording
+from launchhelm.cli._exit import UsageError
+from launchhelm.controls import schema
+
+_SAID_RANKS: Final = 4
+_FACTOR_LIMIT: Final = 10.0
+"""A change by more than this factor, or to zero, is pointed out."""
+
+_PER_GROUP: Final = ("lr", "weight_decay")
+_BOOLEANS: Final = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+Capability = Mapping[str, Any]  # Any: a JSON document, as the run registered it.
+
+
+# From words to a payload --------------------------------------------------------------------
+
+
+def payload_of(words: Sequence[str], capability: Capability) -> dict[str, Any]:
+    """Read `key=value` words by the capability's input schema.
+
+    Raises:
+        UsageError: A word is no assignment, names no field, or does not read as the field's type.
+    """
+    name = str(capability.get("name", ""))
+    root = _root(capability)
+    fields = _fields(root)
+    payload: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise UsageError(
+                f"{name}: {word!r} is not of the form key=value.",
+                remedy=f"It takes {fields_text(capability)}.",
+            )
+        if key in payload:
+            raise UsageError(f"{name}: {key} is given twice.", remedy="Give it once.")
+        if root.get("kind") == "record" and key not in fields:
+            close = get_close_matches(key, fields, 1)
+            hint = f"Did you mean {close[0]}? " if close else ""
+            raise UsageError(
+                f"{name} has no field {key!r}.", remedy=f"{hint}It takes {fields_text(capability)}."
+            )
+        node = fields[key][0] if key in fields else {"kind": "opaque"}
+        try:
+            payload[key] = _value(text, node)
+        except ValueError:
+            raise UsageError(f"{name}: {key} takes {type_text(node)}, got {text!r}.") from None
+    return payload
+
+
+def _value(text: str, node: Mapping[str, Any]) -> Any:
+    """Read one value by its type; ValueError when it does not read as that."""
+    kind = node.get("kind")
+    if kind == "scalar":
+        scalar = node.get("scalar")
+        if scalar == "string":
+            return text
+        if scalar == "boolean":
+            if text.lower() not in _BOOLEANS:
+                raise ValueError(text)
+            return _BOOLEANS[text.lower()]
+        return _number(text, integer=scalar == "integer")
+    if kind == "enum":
+        if text not in node.get("values", ()):
+            raise ValueError(text)
+        return text
+    if kind in ("list", "record", "schedule"):
+        value = json.loads(text, parse_constant=_refuse)
+        if isinstance(value, list) != (kind == "list") or not isinstance(value, list | dict):
+            raise ValueError(text)
+        return value
+    # An opaque field takes any JSON; what is none is text.
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except ValueError:
+        return text
+
+
+def _number(text: str, *, integer: bool) -> int | float:
+    if "_" in text:
+        raise ValueError(text)
+    try:
+        return int(text)
+    except ValueError:
+        if integer:
+            raise
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)
+
+
+def _root(capability: Capability) -> Mapping[str, Any]:
+    document = capability.get("input_schema")
+    root = document.get("root") if isinstance(document, Mapping) else None
+    return root if isinstance(root, Mapping) else {"kind": "opaque"}
+
+
+def _fields(root: Mapping[str, Any]) -> dict[str, tuple[Mapping[str, Any], bool]]:
+    """Return type and optional-flag per field, in the order of the schema."""
+    return {
+        str(each["name"]): (each.get("type") or {"kind": "opaque"}, bool(each.get("optional")))
+        for each in root.get("fields", ())
+    }
+
+
+def fields_text(capability: Capability) -> str:
+    """Say what a control takes: `scale=(a number at least 0), optional; ...`."""
+    fields = _fields(_root(capability))
+    if not fields:
+        return "no fields" if _root(capability).get("kind") == "record" else "any key=value"
+    return "; ".join(
+        f"{name}: {type_text(node)}{', optional' if optional else ''}"
+        for name, (node, optional) in fields.items()
+    )
+
+
+def type_text(node: Mapping[str, Any]) -> str:
+    """Say what one field takes, with bounds and unit."""
+    kind = node.get("kind")
+    if kind == "enum":
+        return "one of " + _wording.listed(node.get("values", ()))
+    if kind == "list":
+        return f"a JSON list of {type_text(node.get('item') or {})}"
+    if kind == "record":
+        return "a JSON object"
+    if kind == "schedule":
+        return 'a JSON object {"points": [{"at": "0", "value": "0.1"}, ...]}'
+    if kind != "scalar":
+        return "anything"
+    word = {"boolean": "true or false", "string": "text"}.get(str(node.get("scalar")))
+    if word:
+        return word
+    word = "an integer" if node.get("scalar") == "integer" else "a number"
+    bounds = node.get("bounds") or {}
+    low, high = bounds.get("min"), bounds.get("max")
+    if low is not None and high is not None:
+        word += f" from {low} to {high}"
+    elif low is not None:
+        word += f" of at least {low}"
+    elif high is not None:
+        word += f" of at most {high}"
+    return word + (f" {node['unit']}" if node.get("unit") else "")
+
+
+# Judging a payload --------------------------------------------------------------------------
+
+
+def problem_with(capability: Capability, payload: Mapping[str, Any], values: Any) -> str:
+    """Say why the run would refuse this payload, "" when nothing is known against it.
+
+    Args:
+        capability: As published by the run.
+        payload: From `payload_of`.
+        values: The values now, from the run's newest `ctl` record.
+    """
+    name = str(capability.get("name", ""))
+    problem = schema.check(capability.get("input_schema") or {}, payload)
+    if problem:
+        return f"{name}: {problem}"
+    if name == "lr":
+        return _problem_with_lr(payload, values)
+    if name == "weight_decay":
+        return _problem_with_group("weight_decay", payload, values)
+    return ""
+
+
+def _problem_with_lr(payload: Mapping[str, Any], values: Any) -> str:
+    given = [field for field in ("scale", "lr") if field in payload]
+    if len(given) != 1:
+        return "lr takes exactly one of scale and lr, for example scale=0.5 or lr=1e-4"
+    if not payload[given[0]] > 0:
+        return f"lr takes a number above 0 for {given[0]}, got {payload[given[0]]}"
+    return _problem_with_group("lr", payload, values)
+
+
+def _problem_with_group(name: str, payload: Mapping[str, Any], values: Any) -> str:
+    groups = values.get(name) if isinstance(values, Mapping) else None
+    group = payload.get("group")
+    if group is None or not isinstance(groups, list | tuple) or group < len(groups):
+        return ""
+    there = "only group 0" if len(groups) == 1 else f"groups 0 to {len(groups) - 1}"
+    return f"{name} has no group {group}; the optimizer has {there}"
+
+
+# What would change --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Old and new value of one control; lists hold one value per parameter group."""
+
+    name: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.name} {_wording.change_text(self.old, self.new)}"
+
+
+def change_of(name: str, payload: Mapping[str, Any], values: Mapping[str, Any]) -> Change | None:
+    """Foresee the new values, None where only the run can know."""
+    if name not in values:
+        return None
+    old = values[name]
+    if name in _PER_GROUP and isinstance(old, list | tuple):
+        group = payload.get("group")
+        target = payload.get("lr", payload.get("value"))
+        if payload.get("keep_ratios") or payload.get("skip_zero"):
+            return None
+        new = [
+            value
+            if group not in (None, index)
+            else value * payload["scale"]
+            if "scale" in payload
+            else target
+            for index, value in enumerate(old)
+        ]
+        return Change(name, list(old), new)
+    for key in ("value", "max_norm", "p"):
+        if key in payload:
+            return Change(name, old, payload[key])
+    return None
+
+
+def warnings_for(change: Change | None, capability: Capability) -> list[str]:
+    """Point out what a person may not have meant."""
+    if change is None:
+        return []
+    old = change.old if isinstance(change.old, list) else [change.old]
+    new = change.new if isinstance(change.new, list) else [change.new]
+    said = []
+    if len(set(old)) > 1 and len(set(new)) == 1:
+        fields = _fields(_root(capability))
+        safer = [key for key in ("keep_ratios", "skip_zero") if key in fields]
+        way = f"{safer[0]}=true avoids it" if safer else "group=N sets one group only"
+        said.append(f"groups differ now and would become equal; {way}")
+    for before, after in zip(old, new, strict=True):
+        if _is_number(before) and _is_number(after) and before and change.name in _PER_GROUP:
+            factor = abs(after / before)
+            if factor > _FACTOR_LIMIT or factor < 1 / _FACTOR_LIMIT:
+                said.append(f"that is a factor of {factor:.4g}")
+                break
+    return said
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# When and where -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """About when a command acts: a step and seconds from now; None where the pace is unknown."""
+
+    step: int | None
+    in_s: float | None
+    processes: int | None
+
+    def __str__(self) -> str:
+        said = "at the next control point" if self.step is None else f"at about step {self.step:,}"
+        if self.in_s is not None:
+            said += f", in {_wording.duration(max(1.0, self.in_s))}"
+        if self.processes is not None:
+            said += f", on {_wording.processes(self.processes)}"
+        return said
+
+
+def when(
+    *,
+    step: int | None,
+    pace_s: float | None,
+    calls_per_exchange: int | None,
+    poll_s: float,
+    first_step: int | None,
+    world_size: int | None,
+) -> When:
+    """Estimate when a command acts: one look into the inbox, one exchange, and agreed steps ahead.
+
+    A call of `step` is taken as one step; scripts that number steps otherwise get a rough answer.
+    """
+    if step is None:
+        return When(first_step, None, world_size)
+    ahead = 2 * (calls_per_exchange or 1)
+    if pace_s:
+        ahead += math.ceil(poll_s / pace_s)
+    target = max(step + ahead, first_step if first_step is not None else 0)
+    return When(target, (target - step) * pace_s if pace_s else None, world_size)
+
+
+def trouble_text(states: Mapping[int, str]) -> str:
+    """Name the ranks that may hold a command up: `Rank 137 is behind.`"""
+    said = []
+    for word in ("missing", "silent", "late", "behind"):
+        ranks = sorted(rank for rank, state in states.items() if state == word)
+        if not ranks:
+            continue
+        named = ", ".join(str(rank) for rank in ranks[:_SAID_RANKS])
+        if len(ranks) > _SAID_RANKS:
+            named += f" and {len(ranks) - _SAID_RANKS} more"
+        said.append(f"Rank {named} is {word}." if len(ranks) == 1 else f"Ranks {named} are {word}.")
+    return " ".join(said)

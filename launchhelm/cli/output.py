@@ -1,0 +1,142 @@
+"""What the command line prints: data on stdout, words on stderr, in any locale, into any pipe."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TextIO
+
+from launchhelm import _wording
+from launchhelm._settings import NO_COLOR
+
+_NAME_WIDTH: Final = 40
+"""Longest cell on a terminal; without one nothing is cut."""
+
+_COLORS: Final = {"good": "32", "bad": "31", "unknown": "35", "waiting": "36", "dim": "2"}
+
+_ASCII: Final = {
+    ord(mark): plain
+    for mark, plain in {
+        "…": "...",
+        "▣": "#",
+        "▼": "v",
+        "◐": "o",
+        "✕": "x",
+        "■": "=",
+        "◆": "*",
+        "▲": "^",
+        "·": "-",
+        "∞": "inf",
+    }.items()
+}
+"""Our own marks where the terminal has only ASCII; names are escaped instead."""
+
+
+class Output:
+    """The two streams of one command.
+
+    Args:
+        stdout: Data.
+        stderr: Words: progress, previews, problems.
+        json: Print documents instead of tables.
+        color: `auto`, `always` or `never`.
+    """
+
+    def __init__(
+        self, stdout: TextIO, stderr: TextIO, *, json: bool = False, color: str = "auto"
+    ) -> None:
+        self.json = json
+        self.stdout = stdout
+        self.stderr = stderr
+        self.terminal = stdout.isatty()
+        self._color = color == "always" or (
+            color == "auto" and self.terminal and not NO_COLOR.read()
+        )
+
+    def line(self, text: str = "") -> None:
+        """Print one line of data."""
+        self._write(self.stdout, text)
+
+    def say(self, text: str) -> None:
+        """Print one line of words, at once."""
+        self._write(self.stderr, text)
+        self.stderr.flush()
+
+    def document(self, value: Mapping[str, Any]) -> None:
+        """Print one JSON document on one line; escaped, so that every locale can carry it."""
+        self.stdout.write(dump(value) + "\n")
+
+    def flush(self) -> None:
+        """Hand everything to the operating system, for whoever follows."""
+        self.stdout.flush()
+
+    def paint(self, text: str, tone: str) -> str:
+        """Colour a text where colour is wanted; the words alone always say the same."""
+        code = _COLORS.get(tone)
+        return f"\x1b[{code}m{text}\x1b[0m" if self._color and code and text else text
+
+    def sentence(self, sentence: _wording.Sentence) -> str:
+        """Render a sentence with its head painted."""
+        return self.paint(sentence.head, sentence.tone) + sentence.rest
+
+    def table(
+        self, head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()
+    ) -> None:
+        """Print rows under a head; the columns named in `right` are aligned to the right."""
+        shown = [[self._cell(cell) for cell in row] for row in rows]
+        lines = [list(head), *shown]
+        widths = [max(width(line[index]) for line in lines) for index in range(len(head))]
+        for number, line in enumerate(lines):
+            cells = []
+            for name, cell, wide in zip(head, line, widths, strict=True):
+                space = " " * (wide - width(cell))
+                cells.append(space + cell if name in right else cell + space)
+            text = "  ".join(cells).rstrip()
+            self.line(self.paint(text, "dim") if number == 0 else text)
+
+    def _cell(self, text: str) -> str:
+        return _wording.cut(text, _NAME_WIDTH) if self.terminal else text
+
+    def _write(self, stream: TextIO, text: str) -> None:
+        encoding = stream.encoding or "ascii"
+        try:
+            text.encode(encoding)
+        except UnicodeEncodeError:
+            text = text.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
+        stream.write(text + "\n")
+
+
+def width(text: str) -> int:
+    """Count the columns that a terminal gives to a text."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "WF" else 1
+        for each in text
+    )
+
+
+def dump(value: Any) -> str:
+    """Write strict JSON: non-finite numbers become the strings NaN, Infinity and -Infinity."""
+    return json.dumps(_strict(value), allow_nan=False, separators=(", ", ": "))
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {str(name): _strict(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def quiet_after_closed_pipe() -> None:
+    """Send what is left to nowhere, so that `| head` ends without a complaint at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
