@@ -1,0 +1,362 @@
+"""A live learning rate and the user's schedule, reconciled.
+
+Each parameter group has one multiplier. Torch's scheduler never sees it: around the outermost
+`scheduler.step` the rate that torch left there the last time is put back, torch computes the next
+one, and the product is written to the group. So every schedule is scaled exactly, whether it
+computes from the current rate or from a stored base, nested or not, with one factor per group,
+and none of torch's own fields change.
+
+`ReduceLROnPlateau` starts from whatever rate it finds and has an absolute floor, so it needs no
+multiplier and gets none: its floor stays where the user put it.
+
+Everything here runs on the thread that trains.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+Rate = float | torch.Tensor
+Group = dict[str, Any]  # Any: torch's own type for the entries of param_groups.
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one group shall become: its rate now, its multiplier, and whether it is held.
+
+    Args:
+        group: Index in `optimizer.param_groups`.
+        rate: The rate from now on until the schedule moves.
+        multiplier: Laid over the schedule afterwards.
+        held: The schedule gives 0 and its base is 0 too, so no factor reaches the rate.
+            It holds until the schedule moves, which then goes on unscaled.
+    """
+
+    group: int
+    rate: float
+    multiplier: float
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """What we know of one group.
+
+    Args:
+        multiplier: Laid over the schedule.
+        scheduled: What torch computed last, without the multiplier. None: never taken.
+        written: Proof that nobody else wrote since: the float, or the tensor and its version.
+        held: Keep the rate until `scheduled` changes.
+    """
+
+    multiplier: float = 1.0
+    scheduled: Rate | None = None
+    written: object = None
+    held: bool = False
+
+
+_UNTOUCHED = _Slot()
+
+
+@dataclass(frozen=True, slots=True)
+class RatesSnapshot:
+    """All that `Rates.restore` needs to undo a change exactly."""
+
+    rates: tuple[Rate, ...]
+    slots: Mapping[int, _Slot]
+    ours: frozenset[int]
+
+
+class Rates:
+    """The learning rates of one optimizer, under the schedule of one scheduler or of none.
+
+    Args:
+        optimizer: Anything with torch's `param_groups`.
+        scheduler: Its outermost scheduler, of any class with `step`; hooked until `unhook`.
+    """
+
+    def __init__(self, optimizer: Any, scheduler: Any = None) -> None:
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self._slots: dict[int, _Slot] = {}
+        self._inside = False
+        self.has_schedule = scheduler is not None and not isinstance(scheduler, ReduceLROnPlateau)
+        self._unhook = _hook(scheduler, self) if self.has_schedule else None
+
+    def unhook(self) -> None:
+        """Leave the scheduler as it was; the rates stay as they are."""
+        if self._unhook is not None:
+            self._unhook()
+        self._unhook = None
+
+    @property
+    def group_count(self) -> int:
+        return len(self.optimizer.param_groups)
+
+    def now(self) -> list[float]:
+        """Return the rate of each group. Waits for the device where a rate is a tensor there."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def multipliers(self) -> list[float]:
+        """Return the multiplier of each group."""
+        return [self._slot(index).multiplier for index in range(self.group_count)]
+
+    def base(self, index: int) -> float:
+        """Return the rate that the schedule of a group starts from, 0.0 when it says none."""
+        return float(self.optimizer.param_groups[index].get("initial_lr", 0.0))
+
+    # Planning: reads, changes nothing.
+
+    def scaled(self, groups: Sequence[int], factor: float) -> list[Change]:
+        """Plan to multiply the schedule of some groups."""
+        changes = []
+        for index in groups:
+            slot = self._slot(index)
+            current = float(self.optimizer.param_groups[index]["lr"])
+            if slot.held:
+                changes.append(Change(index, current * factor, slot.multiplier * factor, True))
+                continue
+            scheduled = self._scheduled(index)
+            multiplier = slot.multiplier * factor
+            rate = float(scheduled) * multiplier if self.has_schedule else current * factor
+            changes.append(Change(index, rate, multiplier if self.has_schedule else 1.0))
+        return changes
+
+    def absolute(self, groups: Sequence[int], target: float) -> list[Change]:
+        """Plan to give some groups this rate now, and to scale their schedules to match."""
+        return [self._absolute(index, target) for index in groups]
+
+    def _absolute(self, index: int, target: float) -> Change:
+        if not self.has_schedule:
+            return Change(index, target, 1.0)
+        scheduled = float(self._scheduled(index))
+        if scheduled != 0.0:
+            return Change(index, target, target / scheduled)
+        # The first step of a warm-up, or the end of a cosine: no factor of 0 is the target, so
+        # the factor is taken from the base. Without one, only holding is left.
+        base = self.base(index)
+        if base != 0.0:
+            return Change(index, target, target / base)
+        return Change(index, target, self._slot(index).multiplier, held=True)
+
+    # Changing.
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """Carry a plan out."""
+        for change in changes:
+            group = self.optimizer.param_groups[change.group]
+            # Copied before the write: a tensor is changed in place.
+            scheduled = _copy(self._scheduled(change.group))
+            written = _write(group, change.rate)
+            if self.has_schedule:
+                self._slots[change.group] = _Slot(
+                    change.multiplier, scheduled, written, change.held
+                )
+
+    def snapshot(self) -> RatesSnapshot:
+        """Remember rates and multipliers."""
+        groups = self.optimizer.param_groups
+        return RatesSnapshot(
+            rates=tuple(_copy(group["lr"]) for group in groups),
+            slots=dict(self._slots),
+            ours=frozenset(index for index in self._slots if self._is_ours(index)),
+        )
+
+    def restore(self, snapshot: RatesSnapshot) -> None:
+        """Put back exactly what the snapshot saw."""
+        slots = dict(snapshot.slots)
+        for index, rate in enumerate(snapshot.rates):
+            written = _write(self.optimizer.param_groups[index], rate)
+            if index in snapshot.ours:
+                slots[index] = replace(slots[index], written=written)
+        self._slots = slots
+
+    # Around the scheduler's step.
+
+    def step_scheduler(self, step: Callable[[], Any]) -> Any:
+        """Run one step of the schedule in its own, unscaled space."""
+        if self._inside or not self._slots:
+            return step()
+        self._inside = True
+        before: dict[int, tuple[Rate, Rate]] = {}
+        try:
+            for index, slot in self._slots.items():
+                group = self.optimizer.param_groups[index]
+                scheduled = _copy(self._scheduled(index))
+                before[index] = (scheduled, _copy(group["lr"]))
+                if slot.multiplier != 1.0 or slot.held:
+                    _write(group, scheduled)
+            return step()
+        finally:
+            # Also when torch raised: a rate left unscaled would be a change nobody asked for.
+            for index, (scheduled, rate) in before.items():
+                self._rescale(index, scheduled, rate)
+            self._inside = False
+
+    def _rescale(self, index: int, before: Rate, rate_before: Rate) -> None:
+        group = self.optimizer.param_groups[index]
+        slot = self._slots[index]
+        scheduled = _copy(group["lr"])
+        held = slot.held and float(scheduled) == float(before)
+        if held or (not isinstance(scheduled, torch.Tensor) and scheduled == before):
+            # The schedule stands still, so the rate does too, to the last bit.
+            written = _write(group, rate_before)
+        else:
+            written = _write(group, scheduled * slot.multiplier)
+        self._slots[index] = replace(slot, scheduled=scheduled, written=written, held=held)
+
+    def effective(self, last: Sequence[Any]) -> list[Any]:
+        """Scale what `get_last_lr` of the scheduler returns, so that it says what is in effect."""
+        if self._inside or not self._slots:
+            return list(last)
+        groups = self.optimizer.param_groups
+        if len(last) != len(groups):
+            return list(last)
+        return [
+            _copy(groups[index]["lr"])
+            if self._slot(index).held or self._is_ours(index)
+            else rate * self._slot(index).multiplier
+            for index, rate in enumerate(last)
+        ]
+
+    def _slot(self, index: int) -> _Slot:
+        return self._slots.get(index, _UNTOUCHED)
+
+    def _is_ours(self, index: int) -> bool:
+        """Whether the group's rate is still the one that we wrote."""
+        slot = self._slot(index)
+        rate = self.optimizer.param_groups[index]["lr"]
+        return slot.scheduled is not None and _same(slot.written, rate)
+
+    def _scheduled(self, index: int) -> Rate:
+        """Return the group's rate without the multiplier.
+
+        Whoever else wrote the rate meant it as it is, so it is divided; our own needs no division.
+        """
+        slot = self._slot(index)
+        rate: Rate = self.optimizer.param_groups[index]["lr"]
+        if slot.scheduled is not None and _same(slot.written, rate):
+            return slot.scheduled
+        return rate if slot.multiplier == 1.0 else _copy(rate) / slot.multiplier
+
+
+def is_sound(change: Change) -> bool:
+    """Whether both the rate and the multiplier are numbers that training can live with."""
+    return (
+        math.isfinite(change.rate)
+        and change.rate >= 0
+        and math.isfinite(change.multiplier)
+        and change.multiplier > 0
+    )
+
+
+def _copy(rate: Any) -> Any:
+    return rate.detach().clone() if isinstance(rate, torch.Tensor) else rate
+
+
+def _write(group: Group, rate: Rate) -> object:
+    """Set a group's rate and return the proof that it was us. A tensor is changed in place."""
+    current = group["lr"]
+    if isinstance(current, torch.Tensor):
+        with torch.no_grad():
+            if isinstance(rate, torch.Tensor):
+                current.copy_(rate)
+            else:
+                current.fill_(rate)
+        return current, current._version
+    group["lr"] = rate
+    return rate
+
+
+def _same(written: object, rate: Rate) -> bool:
+    # Comparing the value of a tensor would wait for its device; identity and version do not.
+    if isinstance(rate, torch.Tensor):
+        return (
+            isinstance(written, tuple) and written[0] is rate and bool(written[1] == rate._version)
+        )
+    return written == rate
+
+
+def _hook(scheduler: Any, rates: Rates) -> Callable[[], None]:
+    """Put `rates` around `scheduler.step` and return what undoes it.
+
+    The object gets a subclass of its own class. An attribute on the instance would stand in its
+    state_dict, and a patched class would change schedulers that nobody watches. Copies and pickles
+    are of the original class: they are not watched.
+    """
+    original = type(scheduler)
+    reduce: Any = original.__reduce_ex__  # Any: its result is a text or a tuple of any length.
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return rates.step_scheduler(functools.partial(original.step, self, *args, **kwargs))
+
+    def get_last_lr(self: Any) -> list[Any]:
+        return rates.effective(original.get_last_lr(self))
+
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        reduced = reduce(self, protocol)
+        if isinstance(reduced, str):
+            return reduced
+        make, arguments, *rest = reduced
+        arguments = tuple(original if each is hooked else each for each in arguments)
+        if getattr(make, "__name__", "") == "__newobj__" and len(arguments) == 1:
+            # Pickle insists that __newobj__ names the object's own class; this one, which older
+            # protocols use, takes any.
+            make, arguments = copyreg._reconstructor, (original, object, None)  # type: ignore[attr-defined]
+        return (original if make is hooked else make, arguments, *rest)
+
+    namespace: dict[str, Any] = {
+        "__slots__": (),
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__doc__": original.__doc__,
+        "__reduce_ex__": __reduce_ex__,
+        "step": functools.wraps(original.step)(step),
+    }
+    if hasattr(original, "get_last_lr"):
+        namespace["get_last_lr"] = get_last_lr
+    hooked = type(original.__name__, (original,), namespace)
+
+    if "step" in getattr(scheduler, "__dict__", ()):
+        return _hook_instance(scheduler, rates)
+    try:
+        scheduler.__class__ = hooked
+    except TypeError:  # A class of C code, or one that forbids it.
+        return _hook_instance(scheduler, rates)
+
+    def unhook() -> None:
+        # Somebody may have put another class on top since; then ours stays below and passes on.
+        if type(scheduler) is hooked:
+            scheduler.__class__ = original
+
+    return unhook
+
+
+def _hook_instance(scheduler: Any, rates: Rates) -> Callable[[], None]:
+    """Hook an object whose `step` is its own attribute, or whose class cannot be changed."""
+    had_own = "step" in getattr(scheduler, "__dict__", ())
+    original = scheduler.step
+
+    @functools.wraps(original)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return rates.step_scheduler(functools.partial(original, *args, **kwargs))
+
+    scheduler.step = step
+
+    def unhook() -> None:
+        if getattr(scheduler, "step", None) is not step:
+            return
+        if had_own:
+            scheduler.step = original
+        else:
+            del scheduler.step
+
+    return unhook
