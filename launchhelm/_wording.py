@@ -133,8 +133,9 @@ def outcome_text(command: CommandLike, around: Around = NOTHING_KNOWN) -> Senten
             "Rejected, nothing changed", f": {why}" if why else "", mark="✕", tone="bad"
         )
     if outcome.state == "expired":
-        head = f"Expired{_at_step(outcome)}, nothing changed"
-        return Sentence(head, mark="✕", tone="bad")
+        at = _at_step(outcome)
+        why = f": {plain(outcome.message)}" if outcome.message and not at else ""
+        return Sentence(f"Expired{at}, nothing changed", why, mark="✕", tone="bad")
     if outcome.state == "cancelled":
         by = f" by {plain(around.cancelled_by)}" if around.cancelled_by else ""
         return Sentence(f"Cancelled{by}, nothing changed", mark="✕", tone="bad")
@@ -266,7 +267,10 @@ def change_text(old: Any, new: Any) -> str:
         return "in no group"
     if all(pair == pairs[0] for pair in pairs):
         return arrow(*pairs[0]) + (f" in {len(pairs)} groups" if len(pairs) > 1 else "")
-    said = [f"group{index} {arrow(*pair)}" for index, pair in enumerate(pairs)]
+    # Groups that stay as they are would hide the ones that change.
+    said = [
+        f"group{index} {arrow(*pair)}" for index, pair in enumerate(pairs) if pair[0] != pair[1]
+    ]
     return ", ".join(said[:_SHOWN_GROUPS]) + _and_more(len(said) - _SHOWN_GROUPS, " groups")
 
 

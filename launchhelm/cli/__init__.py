@@ -1,7 +1,8 @@
 """The `launchhelm` command: parse, run one verb, turn errors into exit codes.
 
-A verb is a module of this folder with `HELP`, `configure(parser)` and `run(arguments, output)`. Only
-the verb that was asked for is imported, so that the command starts fast on a slow disk.
+A verb is a module of this folder with `DESCRIPTION`, `configure(parser)` and `run(arguments,
+output)`. Only the verb that was asked for is imported, so that the command starts fast on a slow
+disk.
 """
 
 from __future__ import annotations

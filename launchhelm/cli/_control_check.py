@@ -130,7 +130,7 @@ def _fields(root: Mapping[str, Any]) -> dict[str, tuple[Mapping[str, Any], bool]
 
 
 def fields_text(capability: Capability) -> str:
-    """Say what a control takes: `scale=(a number at least 0), optional; ...`."""
+    """Say what a control takes: `scale: a number of at least 0, optional; ...`."""
     fields = _fields(_root(capability))
     if not fields:
         return "no fields" if _root(capability).get("kind") == "record" else "any key=value"
@@ -182,7 +182,7 @@ def problem_with(capability: Capability, payload: Mapping[str, Any], values: Any
     name = str(capability.get("name", ""))
     problem = schema.check(capability.get("input_schema") or {}, payload)
     if problem:
-        return f"{name}: {problem}"
+        return f"{name}: {problem.rstrip('.')}"
     if name == "lr":
         return _problem_with_lr(payload, values)
     if name == "weight_decay":
@@ -271,6 +271,50 @@ def warnings_for(change: Change | None, capability: Capability) -> list[str]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def expectation(
+    words: Sequence[str], values: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Read `--expect name=value` words against the values now.
+
+    A value counts as expected when it shows as the same text, or equals it; what is sent is the
+    exact present value, so that the ranks compare without rounding.
+
+    Returns:
+        The expected values, and one sentence per value that is different already.
+
+    Raises:
+        UsageError: A word is no assignment, or names no value of this run.
+    """
+    expected: dict[str, Any] = {}
+    changed = []
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or name not in values:
+            known = _wording.listed(values)
+            raise UsageError(f"--expect {word}: takes name=value; this run shows {known}.")
+        present = values[name]
+        given = _value(text, {"kind": "opaque"})
+        each = given if isinstance(given, list) else [given] * _length(present)
+        now = list(present) if isinstance(present, list | tuple) else [present]
+        if len(each) == len(now) and all(map(_shows_the_same, each, now)):
+            expected[name] = present
+        else:
+            shown = _wording.values_text(present)
+            changed.append(f"{name} is {shown} now, not {_wording.values_text(given)}")
+    return expected, changed
+
+
+def _length(present: Any) -> int:
+    return len(present) if isinstance(present, list | tuple) else 1
+
+
+def _shows_the_same(given: Any, now: Any) -> bool:
+    if given == now:
+        return True
+    numbers = _is_number(given) and _is_number(now)
+    return numbers and _wording.value_text(float(given)) == _wording.value_text(float(now))
 
 
 # When and where -----------------------------------------------------------------------------

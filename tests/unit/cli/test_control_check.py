@@ -1,0 +1,176 @@
+"""A command is judged and previewed before it is sent: pure functions over small documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launchhelm.cli import _control_check as check
+from launchhelm.cli._exit import UsageError
+from launchhelm.controls import schema
+
+
+def capability(name: str, *fields: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "input_schema": schema.record(fields), "safe_points": ["lht"]}
+
+
+LR = capability(
+    "lr",
+    schema.field("scale", schema.number(minimum=0), optional=True),
+    schema.field("lr", schema.number(minimum=0), optional=True),
+    schema.field("group", schema.number(minimum=0, integer=True), optional=True),
+)
+EVERY = capability(
+    "all_kinds",
+    schema.field("count", schema.number(minimum=1, maximum=9, integer=True)),
+    schema.field("rate", schema.number(), optional=True),
+    schema.field("on", schema.boolean(), optional=True),
+    schema.field("mode", schema.choice(["fast", "slow"]), optional=True),
+    schema.field("note", schema.text(), optional=True),
+    schema.field("layers", schema.listing(schema.number(integer=True)), optional=True),
+    schema.field("plan", schema.schedule(), optional=True),
+    schema.field("extra", schema.opaque(), optional=True),
+)
+
+
+def test_each_kind_of_field_is_read_by_its_type() -> None:
+    words = ["count=3", "rate=1e-5", "on=yes", "mode=fast", "note=a=b c", "layers=[1, 2]"]
+    words += ['plan={"points": [{"at": "0", "value": "0.1"}]}', "extra=none"]
+    assert check.payload_of(words, EVERY) == {
+        "count": 3,
+        "rate": 1e-5,
+        "on": True,
+        "mode": "fast",
+        "note": "a=b c",
+        "layers": [1, 2],
+        "plan": {"points": [{"at": "0", "value": "0.1"}]},
+        "extra": "none",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("1", 1), ("-2", -2), ("1.0", 1.0), ("1E-3", 1e-3), ("0.5", 0.5)]
+)
+def test_a_number_keeps_its_class(text: str, expected: float) -> None:
+    value = check.payload_of([f"lr={text}"], LR)["lr"]
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("count=1.0", "an integer from 1 to 9"),
+        ("count=1_0", "an integer from 1 to 9"),
+        ("rate=fast", "a number"),
+        ("rate=nan", "a number"),
+        ("rate=inf", "a number"),
+        ("on=1", "true or false"),
+        ("mode=medium", "one of fast, slow"),
+        ("layers=1,2", "a JSON list of an integer"),
+        ("layers=[NaN]", "a JSON list of an integer"),
+        ("plan=[]", "a JSON object"),
+        ("fast", "key=value"),
+        ("=3", "key=value"),
+        ("cont=3", "count"),
+    ],
+)
+def test_a_word_that_does_not_fit_names_the_field_and_what_it_takes(word: str, told: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check.payload_of([word], EVERY)
+    assert told in f"{caught.value.message} {caught.value.remedy}"
+
+
+def test_a_field_given_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="twice"):
+        check.payload_of(["lr=1", "lr=2"], LR)
+
+
+@pytest.mark.parametrize(
+    ("payload", "problem"),
+    [
+        ({"scale": 0.5}, ""),
+        ({"lr": 1e-4, "group": 1}, ""),
+        ({}, "exactly one of scale and lr"),
+        ({"scale": 0.5, "lr": 1.0}, "exactly one of scale and lr"),
+        ({"lr": 0}, "a number above 0"),
+        ({"lr": -1}, "at least 0"),
+        ({"lr": 1e-4, "group": 2}, "groups 0 to 1"),
+        ({"lr": 1e-4, "group": 0.0}, "integer"),
+    ],
+)
+def test_lr_is_judged_by_schema_and_local_rule(payload: dict[str, Any], problem: str) -> None:
+    found = check.problem_with(LR, payload, {"lr": [3e-4, 3e-5]})
+    assert (problem in found) if problem else found == ""
+
+
+def test_a_missing_required_field_is_found() -> None:
+    assert "count is missing" in check.problem_with(EVERY, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        ({"scale": 0.5}, "lr group0 3e-4 -> 1.5e-4, group1 3e-5 -> 1.5e-5"),
+        ({"lr": 1e-5}, "lr group0 3e-4 -> 1e-5, group1 3e-5 -> 1e-5"),
+        ({"lr": 1e-5, "group": 1}, "lr group1 3e-5 -> 1e-5"),
+    ],
+)
+def test_a_preview_says_old_and_new_per_group(payload: dict[str, Any], text: str) -> None:
+    assert str(check.change_of("lr", payload, {"lr": [3e-4, 3e-5]})) == text
+
+
+def test_a_tunable_is_previewed_and_a_handler_is_not() -> None:
+    assert str(check.change_of("set_kl", {"value": 0.1}, {"set_kl": 0.05})) == "set_kl 0.05 -> 0.1"
+    assert check.change_of("checkpoint", {}, {"lr": [0.1]}) is None
+
+
+def test_groups_that_would_become_equal_and_large_factors_are_pointed_out() -> None:
+    change = check.change_of("lr", {"lr": 1e-5}, {"lr": [3e-4, 3e-5]})
+    warnings = check.warnings_for(change, LR)
+    assert "would become equal" in warnings[0]
+    assert "factor" in warnings[1]
+    safe = check.change_of("lr", {"scale": 0.5}, {"lr": [3e-4, 3e-5]})
+    assert check.warnings_for(safe, LR) == []
+
+
+def test_when_says_step_time_and_processes() -> None:
+    soon = check.when(
+        step=12480,
+        pace_s=2.0,
+        calls_per_exchange=1,
+        poll_s=1.0,
+        first_step=None,
+        world_size=512,
+    )
+    assert str(soon) == "at about step 12,483, in 6 s, on 512 processes"
+    later = check.when(
+        step=12480, pace_s=2.0, calls_per_exchange=1, poll_s=1.0, first_step=14000, world_size=1
+    )
+    assert str(later) == "at about step 14,000, in 50 min, on 1 process"
+    unknown = check.when(
+        step=None,
+        pace_s=None,
+        calls_per_exchange=None,
+        poll_s=1.0,
+        first_step=None,
+        world_size=None,
+    )
+    assert str(unknown) == "at the next control point"
+
+
+def test_ranks_in_trouble_are_named_and_many_are_counted() -> None:
+    assert check.trouble_text({0: "ok", 137: "behind"}) == "Rank 137 is behind."
+    many = dict.fromkeys(range(9), "silent") | {9: "late"}
+    assert check.trouble_text(many) == "Ranks 0, 1, 2, 3 and 5 more are silent. Rank 9 is late."
+    assert check.trouble_text({0: "ok", 1: "busy"}) == ""
+
+
+def test_an_expectation_is_sent_with_the_exact_present_value() -> None:
+    values = {"lr": [0.00012345678, 0.00012345678], "set_kl": 0.5}
+    assert check.expectation(["lr=1.235e-4", "set_kl=0.5"], values) == (values, [])
+    _, changed = check.expectation(["lr=3e-4"], values)
+    assert changed == ["lr is 1.235e-4 now, not 3e-4"]
+    with pytest.raises(UsageError, match="takes name=value"):
+        check.expectation(["rate=3"], values)
