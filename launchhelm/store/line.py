@@ -29,12 +29,16 @@ def seal_line(rest: bytes) -> bytes:
     return b'{"c":"%08x",%b\n' % (zlib.crc32(rest), rest)
 
 
+def is_intact(line: bytes) -> bool:
+    """Return whether a line (without its newline) has the form and the checksum of ours."""
+    if len(line) < 17 or line[:6] != _PREFIX or line[14:16] != b'",':
+        return False
+    return b"%08x" % zlib.crc32(memoryview(line)[16:]) == line[6:14]
+
+
 def open_line(line: bytes) -> dict[str, Any] | None:
     """Return the JSON object of a good line (without its newline), None for a bad one."""
-    if len(line) < 17 or line[:6] != _PREFIX or line[14:16] != b'",':
-        return None
-    digits = line[6:14]
-    if b"%08x" % zlib.crc32(memoryview(line)[16:]) != digits:
+    if not is_intact(line):
         return None
     try:
         value = json.loads(line)

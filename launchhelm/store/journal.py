@@ -1,0 +1,115 @@
+"""Reading a journal that may be growing, torn, or about to be sealed: lines forwards and backwards.
+
+A file is opened anew for every look: on a network file system that is what asks the server for its
+true size. Nothing here raises for a bad line; whoever reads decides what a bad line means.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from launchhelm.records import Record, WriterId
+from launchhelm.store.line import MAX_LINE_BYTES, is_intact, open_line, to_record
+
+_CHUNK_BYTES: Final = 4 << 20
+_TAIL_BYTES: Final = 64 << 10
+_HEAD = re.compile(rb'\{"c":"[0-9a-f]{8}","q":(\d+),"k":"([^"\\]*)"')
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[int, int]]:
+    """Open a journal for one look; yields the descriptor and the size to read up to.
+
+    Raises:
+        OSError: ENOENT and ESTALE are normal: the journal was just sealed.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor, os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
+def whole_lines(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int, bytes]]:
+    """Yield (start, end, line) of every line that has its newline before `end`.
+
+    A line over the limit is bad whatever it holds; it is given as b"" so that a long run of NULs,
+    as a power cut may leave, costs no memory.
+    """
+    position = start
+    carry = b""
+    skipped = 0
+    while position < end:
+        chunk = os.pread(descriptor, min(_CHUNK_BYTES, end - position), position)
+        if not chunk:
+            return
+        position += len(chunk)
+        lines = (carry + chunk).split(b"\n")
+        carry = lines.pop()
+        for line in lines:
+            after = start + skipped + len(line) + 1
+            yield start, after, b"" if skipped else line
+            start, skipped = after, 0
+        if len(carry) > MAX_LINE_BYTES:
+            skipped += len(carry)
+            carry = b""
+
+
+def number_and_kind(line: bytes) -> tuple[int, str] | None:
+    """Return the number and kind of an intact record line without parsing it.
+
+    None for a bad line, for an `open` line, and for a line whose fields stand in another order,
+    which has to be parsed.
+    """
+    match = _HEAD.match(line)
+    if match is None or not is_intact(line):
+        return None
+    return int(match[1]), match[2].decode("utf-8", "replace")
+
+
+def record_of(writer: WriterId, line: bytes) -> Record | None:
+    """Parse one line; None when it is bad or not a record."""
+    value = open_line(line)
+    return None if value is None else to_record(writer, value)
+
+
+def opening(descriptor: int) -> dict[str, Any] | None:
+    """Return the `open` line of a journal; None while it is not there whole, or is damaged."""
+    head = os.pread(descriptor, _TAIL_BYTES, 0)
+    line, newline, _ = head.partition(b"\n")
+    value = open_line(line) if newline else None
+    return value if value is not None and value.get("k") == "open" else None
+
+
+def lines_backwards(
+    descriptor: int, end: int, *, start: int = 0, chunk_bytes: int = _TAIL_BYTES
+) -> Iterator[bytes]:
+    """Yield the lines before `end`, newest first; an unfinished last line is left out.
+
+    Chunks grow as the search goes on, so that a tail is cheap and a whole file not slow.
+    """
+    position = end
+    carry = b""
+    at_end = True
+    while position > start:
+        wanted = min(chunk_bytes, position - start)
+        chunk = os.pread(descriptor, wanted, position - wanted)
+        if len(chunk) < wanted:
+            return  # The file became shorter: somebody replaced a copy.
+        position -= wanted
+        chunk_bytes = min(chunk_bytes * 2, _CHUNK_BYTES)
+        lines = (chunk + carry).split(b"\n")
+        if at_end:
+            lines.pop()
+            at_end = not lines
+        carry = lines[0] if lines else chunk + carry
+        yield from reversed(lines[1:])
+        if len(carry) > MAX_LINE_BYTES:
+            carry = b""  # No good line is that long; what is left of it fails its checksum.
+    if carry and not at_end:
+        yield carry

@@ -1,0 +1,312 @@
+"""Every record of a run, each once, while other hosts write, seal and die.
+
+A reader lists `data/` on every poll and never asks for a name that the listing did not show: NFS
+remembers "no such file" for up to a minute. It keeps no file open, writes nothing, takes no lock.
+One reader belongs to one thread.
+
+Per writer, records come in number order. What is missing in the middle may still become visible
+(a torn write that is about to be repeated, a page that another host has not seen yet), so the
+reader waits 30 seconds on its own clock, then goes on and reports a gap.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from launchhelm._clock import SYSTEM_CLOCK, Clock
+from launchhelm.records import FORMAT, Record, WriterId
+from launchhelm.store.cursor import Cursor, Progress
+from launchhelm.store.journal import number_and_kind, opened, record_of, whole_lines
+from launchhelm.store.layout import DATA, SegmentName, parse_segment
+from launchhelm.store.line import open_line, to_record
+from launchhelm.store.segment import sealed_meta, sealed_records
+
+PATIENCE_S: Final = 30.0
+"""How long a hole may last before it is called a gap."""
+
+_LISTINGS: Final = 4
+"""A journal that vanished was sealed; so many new listings are tried within one poll."""
+
+Listing = dict[WriterId, dict[int, set[bool]]]
+"""Per writer and segment number: whether it is there sealed (True), as a journal (False)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Records of one writer that do not exist: given up by the writer, or lost on the way."""
+
+    writer: WriterId
+    first: int
+    last: int
+    why: str
+
+
+def list_segments(run_directory: Path) -> Listing:
+    """List `data/` once; names that are not ours are ignored.
+
+    Raises:
+        OSError: The directory is not there (yet), or cannot be read.
+    """
+    listing: Listing = {}
+    for name in os.listdir(run_directory / DATA):
+        segment = parse_segment(name)
+        if segment is not None:
+            forms = listing.setdefault(segment.writer, {}).setdefault(segment.number, set())
+            forms.add(segment.sealed)
+    return listing
+
+
+def has_vanished(error: OSError) -> bool:
+    """Whether a listed file is no longer there under its name: sealed or moved, never an error."""
+    return error.errno in (errno.ENOENT, errno.ESTALE)
+
+
+class Reader:
+    """New records of all writers of a run, poll by poll.
+
+    Args:
+        run_directory: The run; nothing in it is changed.
+        cursor: Where to go on; None means from the start. The reader takes a copy.
+        clock: Whose monotonic time decides how long a hole is waited for.
+        kinds: Deliver these kinds only; lines of others are checked but not parsed.
+        ranks: Read the writers of these ranks only.
+    """
+
+    def __init__(
+        self,
+        run_directory: Path,
+        cursor: Cursor | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        kinds: Collection[str] | None = None,
+        ranks: Collection[int] | None = None,
+    ) -> None:
+        self.cursor = Cursor.parse(cursor.text()) if cursor is not None else Cursor()
+        self.gaps: list[Gap] = []
+        self._directory = run_directory
+        self._clock = clock
+        self._kinds = frozenset(kinds) if kinds is not None else None
+        self._ranks = frozenset(ranks) if ranks is not None else None
+        self._problems: dict[str, str] = {}
+        self._holes: dict[WriterId, tuple[int, float]] = {}
+        self._closed: dict[WriterId, int] = {}
+
+    @property
+    def problems(self) -> list[str]:
+        """What cannot be read now, one sentence each; a problem that went away is not in it."""
+        return list(self._problems.values())
+
+    @property
+    def holes(self) -> dict[WriterId, int]:
+        """Writers whose next record is not there although later ones are, and its number."""
+        return {writer: wanted for writer, (wanted, _) in self._holes.items()}
+
+    def poll(self, *, limit: int | None = None) -> list[Record]:
+        """Return the records that became readable since the last poll, at most `limit`.
+
+        Never raises for what it finds on the disk: see `problems` and `gaps`.
+        """
+        batch: list[Record] = []
+        for _ in range(_LISTINGS):
+            listing = self._list()
+            vanished = False
+            for writer in sorted(listing, key=lambda w: (w.attempt, w.rank, w.token)):
+                vanished |= self._advance(writer, listing[writer], batch, limit)
+                if limit is not None and len(batch) >= limit:
+                    return batch
+            if not vanished:
+                break
+        return batch
+
+    def _list(self) -> Listing:
+        try:
+            listing = list_segments(self._directory)
+        except FileNotFoundError:
+            return {}  # Not visible yet; the next listing asks the server again.
+        except OSError as error:
+            self._problems[DATA] = f"{DATA}/ cannot be listed: {error.strerror}"
+            return {}
+        self._problems.pop(DATA, None)
+        if self._ranks is None:
+            return listing
+        return {writer: files for writer, files in listing.items() if writer.rank in self._ranks}
+
+    def _advance(
+        self, writer: WriterId, files: dict[int, set[bool]], batch: list[Record], limit: int | None
+    ) -> bool:
+        """Read on in one writer's segments; True when a listed file had vanished."""
+        progress = self.cursor.of(writer)
+        if self._closed.get(writer, -1) >= max(files):
+            return False
+        while True:
+            before = progress.wanted
+            vanished = False
+            ahead: list[int] = []
+            for number in sorted(number for number in files if number > progress.done):
+                try:
+                    beyond = self._read(writer, number, files[number], progress, batch, limit)
+                except OSError as error:
+                    vanished |= has_vanished(error)
+                    if not has_vanished(error):
+                        self._cannot_read(SegmentName(writer, number, True in files[number]), error)
+                    continue
+                if limit is not None and len(batch) >= limit:
+                    return vanished
+                if beyond is not None:
+                    ahead.append(beyond)
+            if not ahead:
+                self._holes.pop(writer, None)
+                return vanished
+            if progress.wanted == before and not self._may_pass(writer, before, vanished):
+                return vanished
+            if progress.wanted == before:
+                self.gaps.append(Gap(writer, before, min(ahead) - 1, "not found"))
+                progress.wanted = min(ahead)
+
+    def _may_pass(self, writer: WriterId, wanted: int, vanished: bool) -> bool:
+        """Whether a hole has lasted long enough to go on after it."""
+        now = self._clock.monotonic()
+        hole = self._holes.get(writer)
+        if hole is None or hole[0] != wanted:
+            self._holes[writer] = (wanted, now)
+            return False
+        return now - hole[1] >= PATIENCE_S and not vanished
+
+    def _read(
+        self,
+        writer: WriterId,
+        number: int,
+        forms: set[bool],
+        progress: Progress,
+        batch: list[Record],
+        limit: int | None,
+    ) -> int | None:
+        """Read on in one segment; the number of its next record when one before that is missing."""
+        if True in forms:
+            name = SegmentName(writer, number, sealed=True)
+            try:
+                beyond = self._read_sealed(name, progress, batch, limit)
+            except sqlite3.DatabaseError as error:
+                # A copy that was cut short. The journal, where it came along, says the same.
+                self._cannot_read(name, error)
+                if False not in forms:
+                    return None
+            else:
+                self._problems.pop(str(name), None)
+                return beyond
+        return self._read_journal(
+            SegmentName(writer, number, sealed=False), progress, batch, limit
+        )
+
+    def _read_sealed(
+        self, name: SegmentName, progress: Progress, batch: list[Record], limit: int | None
+    ) -> int | None:
+        path = self._directory / DATA / str(name)
+        meta = sealed_meta(path)
+        if meta.last >= progress.wanted:
+            if meta.first > progress.wanted:
+                return meta.first
+            kinds = None if self._kinds is None else self._kinds | {"gap"}
+            for record in sealed_records(path, from_seq=progress.wanted, kinds=kinds):
+                if record.kind == "gap":
+                    self._note_gap(record)
+                elif self._kinds is None and record.seq > progress.wanted:
+                    self._lost(name.writer, progress.wanted, record.seq - 1)
+                progress.wanted = record.seq + 1
+                if self._delivers(record.kind):
+                    batch.append(record)
+                    if limit is not None and len(batch) >= limit:
+                        return None
+            progress.wanted = meta.last + 1
+        progress.finish(name.number)
+        return None
+
+    def _read_journal(
+        self, name: SegmentName, progress: Progress, batch: list[Record], limit: int | None
+    ) -> int | None:
+        writer, number = name.writer, name.number
+        keep = progress.offsets.get(number, 0)
+        with opened(self._directory / DATA / str(name)) as (descriptor, size):
+            try:
+                for _, end, line in whole_lines(descriptor, keep, size):
+                    record = None
+                    known = number_and_kind(line)
+                    if known is None:
+                        value = open_line(line)
+                        if value is None:
+                            continue  # Bad. It is passed once a good line shows nothing is missing.
+                        if value.get("k") == "open":
+                            if not self._understands(name, value.get("fmt")):
+                                return None
+                            first = value.get("q0")
+                            if isinstance(first, int) and first <= progress.wanted:
+                                progress.finish(number - 1)
+                            keep = end
+                            continue
+                        record = to_record(writer, value)
+                        if record is None:
+                            keep = end
+                            continue
+                        known = record.seq, record.kind
+                    seq, kind = known
+                    if seq < progress.wanted:
+                        keep = end
+                        continue
+                    if kind == "gap" or self._delivers(kind):
+                        record = record or record_of(writer, line)
+                        if record is None:
+                            continue
+                    if kind == "gap" and record is not None:
+                        if seq > progress.wanted and _first_lost(record) > progress.wanted:
+                            return seq
+                        self._note_gap(record)
+                    elif seq > progress.wanted:
+                        return seq
+                    keep = end
+                    progress.wanted = seq + 1
+                    progress.finish(number - 1)
+                    if kind == "close":
+                        self._closed[writer] = number
+                    if record is not None and self._delivers(kind):
+                        batch.append(record)
+                        if limit is not None and len(batch) >= limit:
+                            return None
+            finally:
+                if number > progress.done:
+                    progress.offsets[number] = keep
+        return None
+
+    def _delivers(self, kind: str) -> bool:
+        return self._kinds is None or kind in self._kinds
+
+    def _note_gap(self, record: Record) -> None:
+        first, last = _first_lost(record), record.body.get("last")
+        if isinstance(last, int) and last >= first:
+            self.gaps.append(Gap(record.writer, first, last, str(record.body.get("why", ""))))
+
+    def _lost(self, writer: WriterId, first: int, last: int) -> None:
+        self.gaps.append(Gap(writer, first, last, "not in the sealed segment"))
+
+    def _understands(self, name: SegmentName, version: object) -> bool:
+        if not isinstance(version, int) or version <= FORMAT:
+            return True
+        self._problems[str(name)] = (
+            f"{name} is of format {version}, which is newer than {FORMAT}: skipped, "
+            "a newer launchhelm can read it"
+        )
+        return False
+
+    def _cannot_read(self, name: SegmentName, error: Exception) -> None:
+        said = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        self._problems[str(name)] = f"{name} cannot be read: {said}"
+
+
+def _first_lost(record: Record) -> int:
+    first = record.body.get("first")
+    return first if isinstance(first, int) else record.seq
