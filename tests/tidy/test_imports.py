@@ -1,0 +1,134 @@
+"""Imports point one way, and few modules import what is not in the standard library."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Which part may import which; docs/architecture.md draws this. A part may always import itself.
+FLOOR = frozenset({"floor"})
+STORE = FLOOR | {"store"}
+BELOW_RUN = STORE | {"controls", "values"}
+RUN = BELOW_RUN | {"views", "recorder", "run"}
+MAY_IMPORT = {
+    "floor": frozenset(),
+    "store": FLOOR,
+    "controls": FLOOR | {"values"},
+    "values": FLOOR,
+    "views": STORE,
+    "recorder": STORE | {"values"},
+    "system": FLOOR,
+    "run": RUN | {"system"},
+    "torch": RUN | {"system"},
+    "syncer": STORE,
+    "cli": RUN | {"system", "syncer"},
+}
+PART_OF = {
+    **dict.fromkeys(
+        ("errors", "records", "_clock", "_ids", "_settings", "_optional", "_wsgi", "_wording"),
+        "floor",
+    ),
+    "_recorder": "recorder",
+    "views": "views",
+    "__main__": "cli",
+    **{name: name for name in ("store", "controls", "values", "system", "torch", "cli")},
+    **dict.fromkeys(
+        ("run", "env", "commands", "models", "runtime", "_commands", "_console", "_attach"), "run"
+    ),
+    "__init__": "run",
+}
+# The doors to what others wrote: package -> the parts that may open them.
+THIRD_PARTY = {
+    "torch": {"torch"},
+    "psutil": {"system"},
+    "pynvml": {"system"},
+    "orjson": {"floor", "store"},
+    "sqlite_utils": {"syncer"},
+    "numpy": set(),
+}
+
+
+def part_of(module: str) -> str:
+    """Name the part that a dotted module belongs to."""
+    names = module.split(".")
+    if names[0] == "syncer":
+        return "syncer"
+    name = names[1] if len(names) > 1 else "__init__"
+    if name.startswith("_run"):  # Pieces of run.py.
+        return "run"
+    if name.startswith("_views"):
+        return "views"
+    return PART_OF[name]
+
+
+def imports(path: Path, module: str) -> Iterator[str]:
+    """Yield every module that a file imports, also inside functions, as a dotted name."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                kept = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*kept, base] if base else kept)
+            for alias in node.names:
+                child = ROOT.joinpath(*base.split("."), alias.name)
+                is_module = child.is_dir() or child.with_suffix(".py").exists()
+                yield f"{base}.{alias.name}" if is_module else base
+
+
+def sources() -> list[tuple[Path, str]]:
+    files = [*ROOT.glob("launchhelm/**/*.py"), *ROOT.glob("syncer/**/*.py")]
+    return [
+        (path, ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
+        for path in sorted(files)
+    ]
+
+
+@pytest.mark.parametrize(("path", "module"), [pytest.param(*it, id=it[1]) for it in sources()])
+def test_a_module_imports_only_what_lies_below_it(path: Path, module: str) -> None:
+    here = part_of(module)
+    wrong = []
+    for imported in imports(path, module):
+        top = imported.split(".")[0]
+        if top in ("launchhelm", "syncer"):
+            there = part_of(imported)
+            allowed = there == here or there in MAY_IMPORT[here]
+            if module == "launchhelm._attach" and top == "syncer":
+                allowed = True  # The one way from the SDK to the syncer.
+        else:
+            allowed = top in sys.stdlib_module_names or here in THIRD_PARTY.get(top, set())
+        if not allowed:
+            wrong.append(imported)
+    assert not wrong, f"{module} ({here}) may not import {wrong}"
+
+
+def test_only_the_settings_and_env_modules_read_the_environment() -> None:
+    """Every variable is named once, so that docs/settings.md is complete."""
+    readers = {
+        module
+        for path, module in sources()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if (isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv"))
+        or (isinstance(node, ast.ImportFrom) and any(a.name == "environ" for a in node.names))
+    }
+    assert readers <= {"launchhelm._settings", "launchhelm.env"}
+
+
+def test_sqlite_is_opened_through_one_door() -> None:
+    openers = {
+        module
+        for path, module in sources()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and ast.unparse(node.func) == "sqlite3.connect"
+    }
+    assert openers <= {"launchhelm.store.connection"}
