@@ -147,6 +147,24 @@ class Rates:
             return Change(index, target, target / base)
         return Change(index, target, self._slot(index).multiplier, held=True)
 
+    def in_proportion(self, target: float) -> list[Change] | None:
+        """Plan to give the first group this rate and to keep the ratios of the others to it.
+
+        None when the first group's rate is 0 and it has no base either: there is no ratio then.
+        """
+        rates = self.now()
+        if not any(rates) and self.has_schedule:
+            rates = [self.base(index) for index in range(self.group_count)]
+        if not rates or rates[0] == 0.0:
+            return None
+        changes = []
+        for index, rate in enumerate(rates):
+            if rate == 0.0:
+                changes += self.scaled([index], target / rates[0])
+            else:
+                changes.append(self._absolute(index, target * (rate / rates[0])))
+        return changes
+
     # Changing.
 
     def apply(self, changes: Sequence[Change]) -> None:

@@ -1,0 +1,171 @@
+"""The series that a Trainer logs by itself, built without waiting for a device.
+
+A logging rank keeps one `Series`. It turns one call of `Trainer.step` into at most one mapping, so
+that the recorder gets one record per step. A value on a device is copied there and fetched by the
+recorder's thread later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from launchhelm.records import MetricValue
+from launchhelm.values import Lazy
+
+_WIDE = (torch.float32, torch.float64)
+
+
+class DeviceValue(Lazy):
+    """One value on a device, copied on the stream that made it.
+
+    The recorder's thread works on another stream, so it must wait for the copy before it reads.
+    """
+
+    __slots__ = ("_copied",)
+
+    def __init__(self, value: torch.Tensor) -> None:
+        """Copy one element; `value` itself is not kept."""
+        copy = value.detach().clone()
+        super().__init__(copy, "boolean" if copy.dtype is torch.bool else "number")
+        self._copied: Any = None  # Any: the event class of the device's own module.
+        if copy.is_cuda:
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record(torch.cuda.current_stream(copy.device))
+
+    def resolve(self) -> MetricValue:
+        """Fetch the value; waits for the device, on the recorder's thread only."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return super().resolve()
+
+
+def taken(value: Any) -> Any:
+    """Return what a value is now: tensors become numbers or device copies, the rest stays.
+
+    A tensor of several elements becomes its mean. No reference to the tensor or its graph is kept.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach()
+    if hasattr(value, "to_local"):  # A DTensor: gathering it would be a collective.
+        value = value.to_local()
+    if value.numel() != 1:
+        value = (value if value.dtype in _WIDE else value.float()).mean()
+    return value.item() if value.device.type == "cpu" else DeviceValue(value)
+
+
+class Series:
+    """Builds the built-in metrics of one logging rank."""
+
+    def __init__(self) -> None:
+        self.log_every = 1
+        self.grad_norm: float | None = None
+        self._optimizer: Any = None
+        self._scaler: Any = None
+        self._logged: dict[str, list[Any]] = {"lr": [], "weight_decay": []}
+        self._has_cuda = torch.cuda.is_available()
+        self._window_from: float | None = None
+        self._window_calls = 0
+        self._window_counts = {"samples": 0.0, "tokens": 0.0}
+
+    def watch(self, optimizer: Any, scaler: Any, log_every: int) -> None:
+        """Log rates and decay of this optimizer from now on."""
+        self.log_every = log_every
+        self._optimizer = optimizer
+        self._scaler = scaler
+        self._logged = {"lr": [], "weight_decay": []}
+
+    def at_step(
+        self,
+        step: int,
+        now: float,
+        *,
+        loss: Any,
+        samples: float | None,
+        tokens: float | None,
+        metrics: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """Return what to log at this call of `step`; empty when nothing is due.
+
+        Args:
+            step: The step that ended.
+            now: Monotonic seconds.
+            loss: A number, or a tensor on any device.
+            samples: How many samples this step saw.
+            tokens: How many tokens this step saw.
+            metrics: The script's own.
+        """
+        due = step % self.log_every == 0
+        body: dict[str, Any] = {}
+        if due and metrics:
+            for name, value in metrics.items():
+                body[name] = taken(value)
+        if due and loss is not None:
+            body["train/loss"] = taken(loss)
+        if due and self.grad_norm is not None:
+            body["optim/grad_norm"] = self.grad_norm
+        if self._optimizer is not None:
+            self._rates("lr", body, due)
+            self._rates("weight_decay", body, due)
+        self._pace(now, samples, tokens, body, due)
+        if due:
+            if self._has_cuda and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                body["cuda/max_memory_allocated_bytes"] = torch.cuda.max_memory_allocated()
+            if self._scaler is not None:
+                body["loss_scale"] = _loss_scale(self._scaler)
+        return body
+
+    def _rates(self, field: str, body: dict[str, Any], due: bool) -> None:
+        """Log one list when it is due or has changed; a tensor's version tells of a change."""
+        groups = self._optimizer.param_groups
+        marks = [
+            value._version if isinstance(value := group.get(field), torch.Tensor) else value
+            for group in groups
+        ]
+        if not due and marks == self._logged[field]:
+            return
+        self._logged[field] = marks
+        for index, group in enumerate(groups):
+            value = group.get(field)
+            if value is not None:
+                body[f"optim/{field}/group{index}"] = taken(value)
+
+    def _pace(
+        self,
+        now: float,
+        samples: float | None,
+        tokens: float | None,
+        body: dict[str, Any],
+        due: bool,
+    ) -> None:
+        """Log means over all calls since the last due one, not only over the last step."""
+        if self._window_from is None:
+            self._window_from = now
+            return
+        self._window_calls += 1
+        counts = self._window_counts
+        if samples is not None:
+            counts["samples"] += samples
+        if tokens is not None:
+            counts["tokens"] += tokens
+        if not due:
+            return
+        elapsed = now - self._window_from
+        body["perf/step_time_s"] = elapsed / self._window_calls
+        if elapsed > 0:
+            if samples is not None:
+                body["perf/samples_per_s"] = counts["samples"] / elapsed
+            if tokens is not None:
+                body["perf/tokens_per_s"] = counts["tokens"] / elapsed
+        self._window_from = now
+        self._window_calls = 0
+        counts["samples"] = counts["tokens"] = 0.0
+
+
+def _loss_scale(scaler: Any) -> Any:
+    # get_scale() waits for the device; the scaler's own tensor can be fetched later.
+    scale = getattr(scaler, "_scale", None)
+    return taken(scale) if isinstance(scale, torch.Tensor) else scaler.get_scale()

@@ -1,0 +1,79 @@
+"""The controls of one trainer, as the exchange works them: by name, on every rank alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from launchhelm.torch._controls import Payload, StateControl, canonical
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What one control held before a command."""
+
+    control: StateControl
+    held: object
+
+
+class Plant:
+    """A registry of controls. All methods are called on the thread that trains."""
+
+    def __init__(self) -> None:
+        self._controls: dict[str, StateControl] = {}
+
+    def add(self, control: StateControl) -> None:
+        """Register a control; one of the same name is replaced."""
+        self._controls[control.name] = control
+
+    def remove(self, name: str) -> None:
+        """Forget a control, if it is there."""
+        self._controls.pop(name, None)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._controls
+
+    def values(self) -> dict[str, Any]:
+        """Return what every control holds now, as people know it."""
+        values: dict[str, Any] = {}
+        for control in self._controls.values():
+            values.update(control.values())
+        return values
+
+    # What the exchange calls.
+
+    def check(self, name: str, payload: Payload, step: int) -> str | None:
+        """Return why this rank cannot take the command, or None. Changes nothing."""
+        control = self._controls.get(name)
+        if control is None:
+            return f"This rank has no control {name!r}."
+        return control.problem(payload) or None
+
+    def snapshot(self, name: str, payload: Payload) -> Snapshot:
+        """Remember all that the command may change."""
+        control = self._controls[name]
+        return Snapshot(control, control.snapshot())
+
+    def apply(self, name: str, payload: Payload, step: int) -> Mapping[str, Any]:
+        """Carry the command out and return its result; may raise."""
+        return self._controls[name].apply(payload)
+
+    def read_back(self, name: str, payload: Payload) -> str:
+        """Return what is in effect now, as one text to compare across ranks."""
+        return canonical(self._controls[name].state())
+
+    def restore(self, snapshot: object) -> None:
+        """Put back exactly what `snapshot` remembered."""
+        assert isinstance(snapshot, Snapshot)
+        snapshot.control.restore(snapshot.held)
+
+    def changes(self, name: str, snapshot: object) -> Mapping[str, Any]:
+        """Return old and new per value, lists per group: {"lr": {"old": [...], "new": [...]}}."""
+        assert isinstance(snapshot, Snapshot)
+        old, new = snapshot.control.values_of(snapshot.held), snapshot.control.values()
+        return {word: {"old": old[word], "new": new[word]} for word in new}
+
+    def kind(self, name: str) -> Literal["state", "handler"]:
+        """Return `state`: every control here can be rolled back."""
+        return "state"

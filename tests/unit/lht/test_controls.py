@@ -1,0 +1,181 @@
+"""The lr control: judged before anything changes, applied to every group, restored exactly."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR, StepLR
+
+from launchhelm.controls import schema
+from launchhelm.torch._controls import LearningRate, Tunable, TunableControl, canonical, capability
+from launchhelm.torch._plant import Plant
+from launchhelm.torch._schedulers import Rates
+
+VECTORS = json.loads(
+    (Path(__file__).parents[2] / "contract/vectors/torch.json").read_text(encoding="utf-8")
+)["cases"]
+
+
+def optimizer(*rates: float) -> SGD:
+    return SGD([{"params": [torch.nn.Parameter(torch.zeros(2))], "lr": rate} for rate in rates])
+
+
+def lr_control(*rates: float) -> LearningRate:
+    return LearningRate(Rates(optimizer(*rates)))
+
+
+def vectors(function: str, **wanted: Any) -> list[Any]:
+    return [
+        pytest.param(case, id=case["id"])
+        for case in VECTORS
+        if case["function"] == function
+        and all(case["input"].get(key) == value for key, value in wanted.items())
+    ]
+
+
+@pytest.mark.parametrize("case", vectors("torch_control_payload", control="lr"))
+def test_payloads_of_lr_are_judged_as_hosted_launchhelm_judges_them(case: Any) -> None:
+    control = lr_control(*[0.1] * case["input"]["param_groups"])
+    problem = control.problem(json.loads(case["input"]["payload_json_text"]))
+    assert ("rejected" if problem else "accepted") == case["expected"], problem
+
+
+@pytest.mark.parametrize("case", vectors("torch_control_schema", control="lr"))
+def test_the_schema_of_lr_is_the_hosted_one_and_our_optional_field(case: Any) -> None:
+    ours = json.loads(json.dumps(LearningRate.input_schema))
+    added = ours["root"]["fields"].pop()
+    assert ours == case["expected"]
+    assert added["name"] == "keep_ratios" and added["optional"] is True
+
+
+@pytest.mark.parametrize("case", vectors("tunable_schema"))
+def test_schemas_of_tunables_are_the_hosted_ones(case: Any) -> None:
+    given = case["input"]
+    tunable = Tunable(
+        "x",
+        given["default"],
+        minimum=given["minimum"],
+        maximum=given["maximum"],
+        choices=given["choices"],
+    )
+    assert TunableControl(tunable).input_schema == case["expected"]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"scale": math.nan},
+        {"scale": math.inf},
+        {"lr": math.inf},
+        {"lr": math.nan},
+        {"lr": -1e-3},
+        {"lr": 0},
+        {"lr": "1e-3"},
+        {"scale": True},
+        {"lr": True},
+        {"lr": None},
+        {"lr": 10**400},
+        {"scale": 1e308, "lr": 1.0},
+        {"scale": 0.5, "group": -1},
+        {"scale": 0.5, "group": 2},
+        {"scale": 0.5, "group": 0.0},
+        {"scale": 0.5, "group": True},
+        {"scale": 0.5, "unknown": 1},
+        {"lr": 0.5, "group": 1, "keep_ratios": True},
+        [],
+        None,
+    ],
+)
+def test_a_bad_payload_is_refused_and_changes_nothing(payload: Any) -> None:
+    given = optimizer(0.1, 0.2)
+    control = LearningRate(Rates(given))
+    before = canonical(control.state())
+    assert control.problem(payload)
+    assert canonical(control.state()) == before
+
+
+def test_a_factor_that_would_overflow_or_vanish_is_refused() -> None:
+    control = lr_control(1e10, 1e-300)
+    assert control.problem({"scale": 1e300})
+    scheduled = optimizer(0.1)
+    vanishing = LearningRate(Rates(scheduled, StepLR(scheduled, 5)))
+    assert vanishing.problem({"scale": 5e-324}) == ""
+    vanishing.apply({"scale": 5e-324})
+    assert "rate" in vanishing.problem({"scale": 5e-324})
+
+
+def test_without_a_group_every_group_changes_as_hosted() -> None:
+    control = lr_control(0.1, 0.2)
+    assert control.apply({"scale": 0.5}) == {"lr": [0.05, 0.1]}
+    assert control.apply({"lr": 0.3}) == {"lr": [0.3, 0.3]}
+    assert control.apply({"lr": 0.7, "group": 1}) == {"lr": [0.3, 0.7]}
+
+
+def test_keep_ratios_sets_the_first_group_and_scales_the_others() -> None:
+    control = lr_control(1e-3, 1e-3, 1e-4)
+    assert control.problem({"lr": 5e-4, "keep_ratios": True}) == ""
+    result = control.apply({"lr": 5e-4, "keep_ratios": True})
+    assert result["lr"] == pytest.approx([5e-4, 5e-4, 5e-5])
+
+
+def test_keep_ratios_goes_by_the_base_rates_while_all_rates_are_zero() -> None:
+    given = optimizer(0.1, 0.01)
+    scheduler = LambdaLR(given, lambda step: step / 10)
+    control = LearningRate(Rates(given, scheduler))
+    assert control.apply({"lr": 0.2, "keep_ratios": True})["lr"] == pytest.approx([0.2, 0.02])
+    given.step()
+    scheduler.step()
+    assert [group["lr"] for group in given.param_groups] == pytest.approx([0.02, 0.002])
+
+
+def test_keep_ratios_without_any_rate_to_compare_is_refused() -> None:
+    assert "keep_ratios" in lr_control(0.0, 0.1).problem({"lr": 0.1, "keep_ratios": True})
+
+
+def test_the_result_says_which_groups_hold_until_the_schedule_moves() -> None:
+    given = optimizer(0.0, 0.1)
+    control = LearningRate(Rates(given, LambdaLR(given, lambda step: 1.0)))
+    assert control.apply({"lr": 0.3}) == {"lr": [0.3, 0.3], "held_until_the_schedule_moves": [0]}
+
+
+def test_a_plant_rolls_back_to_the_last_bit_and_tells_old_and_new() -> None:
+    given = optimizer(0.1, 1 / 3)
+    scheduler = StepLR(given, 2, gamma=0.7)
+    plant = Plant()
+    plant.add(LearningRate(Rates(given, scheduler)))
+    tunable = Tunable("depth", 3, minimum=1, maximum=9)
+    plant.add(TunableControl(tunable))
+    for name, payload in (("lr", {"scale": 1 / 7}), ("set_depth", {"value": 4})):
+        assert plant.check(name, payload, 1) is None
+        before = plant.read_back(name, payload)
+        snapshot = plant.snapshot(name, payload)
+        plant.apply(name, payload, 1)
+        after = plant.read_back(name, payload)
+        changes = plant.changes(name, snapshot)
+        word = "lr" if name == "lr" else name
+        assert changes[word]["new"] == plant.values()[word]
+        assert changes[word]["old"] != changes[word]["new"]
+        plant.restore(snapshot)
+        assert plant.read_back(name, payload) == before != after
+        assert plant.changes(name, snapshot)[word]["old"] == plant.values()[word]
+
+
+def test_a_plant_refuses_a_control_it_does_not_have() -> None:
+    assert "no control" in (Plant().check("lr", {"scale": 1}, 1) or "")
+
+
+def test_capabilities_are_semantic_schemas_at_the_training_safe_point() -> None:
+    described = capability(lr_control(0.1))
+    schema.require(described.input_schema)
+    assert (described.name, described.provider, described.version) == (
+        "lr",
+        "launchhelm.torch",
+        "1.0.0",
+    )
+    assert described.safe_points == ("lht",)
