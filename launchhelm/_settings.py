@@ -47,3 +47,11 @@ SLURM_RESTART_COUNT = Setting("SLURM_RESTART_COUNT", "", "Requeues so far, set b
 NO_COLOR = Setting("NO_COLOR", "", "Any value: the command line prints no colour.")
 
 SETTINGS = tuple(value for value in list(globals().values()) if isinstance(value, Setting))
+
+
+def set_default(name: str, value: str) -> bool:
+    """Set a variable that this process does not have yet; True when it was set."""
+    if name in os.environ or "\0" in value:
+        return False
+    os.environ[name] = value
+    return True

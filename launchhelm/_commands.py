@@ -1,0 +1,485 @@
+"""The coordinator's desk: commands wait here between the inbox and the loop.
+
+Two threads meet here. The recorder's thread calls `poll`: it takes files out of the inbox, records
+them as claimed and puts them in the queue. The thread of the training loop calls `take`,
+`applying` and `conclude`; none of them does any I/O. `_lock` guards the queue and the states, is
+held for a few dictionary operations only, and no other lock is taken under it except the
+recorder's own.
+
+Nothing is acted on twice: a file is claimed by rename, the claim and then `applying` are durable
+before anything changes, and what an earlier coordinator left open is closed as rejected (it had
+not begun) or unknown (it had).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from launchhelm._clock import SYSTEM_CLOCK, Clock
+from launchhelm._ids import new_id
+from launchhelm.controls import decide
+from launchhelm.controls.schema import require
+from launchhelm.models import Capability, Document, Scope, timestamp
+from launchhelm.records import FINAL_STATES, Command, Outcome
+from launchhelm.store.claims import Claims, Ledger
+from launchhelm.store.inbox import Arrival, Inbox
+from launchhelm.store.layout import CommandName
+from launchhelm.values.names import require_name
+
+CLAIM_WHILE_PASSED_S: Final = 60.0
+"""Commands are claimed only while the loop passed a control point this recently."""
+
+FRESH_POLL_S: Final = 15.0
+"""A command is handed out only while the inbox was looked at this recently, so that a process that
+was frozen first learns whether a newer attempt has taken over."""
+
+GRACE_S: Final = 15.0
+"""How long a claim of an earlier coordinator is left alone that may still be alive."""
+
+SLOW_LISTING_S: Final = 0.25
+MAX_POLL_S: Final = 5.0
+MAX_SAFE_POINTS: Final = 64
+
+
+class Ticket(Protocol):
+    """A record on its way to the disk."""
+
+    @property
+    def durable(self) -> bool:
+        """Whether the record survives a crash of this machine."""
+        ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it is durable; False when it is not yet."""
+        ...
+
+
+class Records(Protocol):
+    """What the desk needs of the recorder."""
+
+    faults: Counter[str]
+
+    def append(self, kind: str, body: Mapping[str, Any], *, step: int | None = None) -> bool:
+        """Append an ordinary record."""
+        ...
+
+    def append_urgent(
+        self, kind: str, body: Mapping[str, Any], *, step: int | None = None
+    ) -> Ticket:
+        """Append a record that is never dropped and flushed at once."""
+        ...
+
+
+Validate = Callable[[Mapping[str, Any]], object]
+"""Raises to reject a payload."""
+
+
+@dataclass(slots=True)
+class _Offer:
+    """A registered capability."""
+
+    capability: Capability
+    document: Document
+    validate: Validate | None
+
+
+@dataclass(slots=True)
+class _Held:
+    """A command that this process has claimed and not concluded."""
+
+    command: Command
+    file: CommandName
+    owner: str
+    claimed: Ticket
+    claimed_at: float
+    age_s: float
+    state: str = "claimed"
+
+    def waited_s(self, now: float) -> float:
+        return self.age_s + now - self.claimed_at
+
+
+class CommandDesk:
+    """Queue of commands per safe point, and the one place that records what became of them.
+
+    Args:
+        inbox: None on ranks that are not the coordinator; they register and never take.
+        ledger: What earlier coordinators recorded.
+        scope: For documents of capabilities.
+        participant_id: Who offers them.
+        attempt: This launch; commands for another one are refused.
+        poll_s: Interval of `poll` while the file system answers quickly.
+    """
+
+    def __init__(
+        self,
+        recorder: Records,
+        *,
+        scope: Scope,
+        participant_id: str,
+        attempt: int,
+        inbox: Inbox | None = None,
+        ledger: Ledger | None = None,
+        poll_s: float = 0.5,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._recorder = recorder
+        self._scope = scope
+        self._participant_id = participant_id
+        self._attempt = attempt
+        self._inbox = inbox
+        self._ledger = ledger
+        self._base_poll_s = self._poll_s = poll_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._offers: dict[str, _Offer] = {}
+        self._safe_points: set[str] = set()
+        self._queue: list[_Held] = []
+        self._in_hand: dict[str, _Held] = {}
+        self._states: dict[str, str] = {}
+        self._settled: list[tuple[CommandName, Ticket]] = []
+        self._strangers_since: dict[CommandName, float] = {}
+        self._closed_strangers: set[CommandName] = set()
+        self._passed_at = -CLAIM_WHILE_PASSED_S
+        self._polled_at = clock.monotonic()
+        self._is_closed = False
+        self.paused = False
+        """Set by a loop that waits at a control point on purpose; it still takes commands."""
+        self.values: Mapping[str, Any] = {}
+        """The values that controls have now, replaced by their owner; read for `expected`."""
+
+    # The loop's side.
+
+    def register(self, capability: Capability, *, validate: Validate | None = None) -> Document:
+        """Offer a capability; an earlier one of that name is replaced.
+
+        Args:
+            validate: Called with the payload by the thread that takes; raises to reject.
+
+        Raises:
+            ValueError: A bad name, no or bad safe points, or schemas that are not semantic.
+        """
+        require_name(capability.name, "name of a command")
+        for safe_point in capability.safe_points:
+            require_name(safe_point, "safe point")
+        for schema in (
+            capability.input_schema,
+            capability.output_schema,
+            capability.presentation,
+        ):
+            require(schema)
+        now = timestamp(self._clock.wall())
+        spec = capability.wire(self._participant_id)
+        document = Document(new_id(), "capability", self._scope, "1", spec, now, now)
+        with self._lock:
+            self._offers[capability.name] = _Offer(capability, document, validate)
+        if self._inbox is not None:
+            self._recorder.append("cap", {"id": document.id, **spec})
+        return document
+
+    def advertise(self, safe_point: str) -> None:
+        """Note that the loop services a safe point.
+
+        Raises:
+            TypeError: Not a string.
+            ValueError: A bad name, or more than MAX_SAFE_POINTS of them.
+        """
+        if safe_point in self._safe_points:
+            return
+        require_name(safe_point, "safe point")
+        if len(self._safe_points) >= MAX_SAFE_POINTS:
+            raise ValueError(f"A participant has at most {MAX_SAFE_POINTS} safe points.")
+        self._safe_points.add(safe_point)
+        self._recorder.append("ev", {"type": "safe_point", "name": safe_point})
+
+    def pending(self, safe_point: str) -> bool:
+        """Whether a command waits for this safe point. No I/O."""
+        self._passed_at = self._clock.monotonic()
+        with self._lock:
+            return any(
+                held.claimed.durable and self._fits(held, safe_point) for held in self._queue
+            )
+
+    def take(self, safe_point: str, *, step: int | None = None) -> Command | None:
+        """Return the next command that may act at this safe point now, or None. No I/O.
+
+        Commands that may not act any more are concluded here; the caller must call `applying`
+        and `conclude` for the one it gets.
+        """
+        now = self._passed_at = self._clock.monotonic()
+        if not self._queue or now - self._polled_at > FRESH_POLL_S:
+            return None
+        while True:
+            with self._lock:
+                held, judgement = self._next(safe_point, step, now)
+            if held is None:
+                return None
+            if judgement.state == decide.FIT:
+                judgement = self._validate(held)
+            if judgement.state == decide.FIT:
+                return held.command
+            self._refuse(held, judgement.state, judgement.code, judgement.message)
+
+    def applying(self, command: Command, *, step: int | None = None) -> Ticket:
+        """Record that a command is about to act; nothing changes before the ticket is durable."""
+        with self._lock:
+            held = self._in_hand.get(command.id)
+            if held is not None:
+                held.state = self._states[command.id] = "applying"
+        outcome = Outcome(command.id, "applying", name=command.name)
+        return self._recorder.append_urgent("oc", outcome.body(), step=step)
+
+    def conclude(self, command: Command, outcome: Outcome, *, step: int | None = None) -> None:
+        """Record the final state of a command; a second one is counted and not recorded."""
+        with self._lock:
+            held = self._in_hand.pop(command.id, None)
+            if self._states.get(command.id) in FINAL_STATES:
+                self._recorder.faults["second outcome"] += 1
+                return
+            self._states[command.id] = outcome.state
+        full = outcome.but(
+            command=command.id,
+            name=command.name,
+            issued_by=command.issued_by,
+            owner=held.owner if held is not None else outcome.owner,
+            reason=command.reason,
+            server=command.server,
+        )
+        if step is None:
+            at = full.applied_at.get("step")
+            step = at if isinstance(at, int) else None
+        ticket = self._recorder.append_urgent("oc", full.body(), step=step)
+        if held is not None:
+            with self._lock:
+                self._settled.append((held.file, ticket))
+
+    def close(self) -> None:
+        """Conclude what is still open, because no safe point will be passed any more."""
+        with self._lock:
+            self._is_closed = True
+            open_now = [*self._queue, *self._in_hand.values()]
+            self._queue.clear()
+        for held in open_now:
+            if held.state == "applying":
+                self._refuse(held, "outcome_unknown", "run_ended", "The run ended meanwhile.")
+            else:
+                self._refuse(held, "rejected", "run_ended", "The run ended before its safe point.")
+
+    # The recorder's side.
+
+    def poll(self) -> float:
+        """Look into the inbox once; returns the seconds until the next look. Never raises."""
+        try:
+            if self._inbox is not None and not self._is_closed:
+                self._poll(self._inbox)
+        except Exception:  # Guards the recorder's thread, which has records to write.
+            self._recorder.faults["command reader"] += 1
+            self._poll_s = min(self._poll_s * 2, MAX_POLL_S)
+        return self._poll_s
+
+    def sweep(self) -> None:
+        """Remove the files of commands whose outcome is durable."""
+        if self._inbox is None:
+            return
+        with self._lock:
+            settled = self._settled
+            self._settled = []
+        kept = [
+            (file, ticket)
+            for file, ticket in settled
+            if not (ticket.durable and self._inbox.remove(file))
+        ]
+        with self._lock:
+            self._settled += kept
+
+    def _poll(self, inbox: Inbox) -> None:
+        now = self._clock.monotonic()
+        self.sweep()
+        loops = self.paused or now - self._passed_at <= CLAIM_WHILE_PASSED_S
+        look = inbox.poll(may_claim=loops, holds_claims=bool(self._queue))
+        if look.superseded:
+            self._withdraw()
+        if look.arrivals:
+            self._receive(look.arrivals, {name.command for name in look.strangers}, now)
+        if look.strangers:
+            self._resolve(look.strangers, inbox, now)
+        self._expire(now)
+        slow = look.took_s > SLOW_LISTING_S
+        self._poll_s = min(self._poll_s * 2, MAX_POLL_S) if slow else self._base_poll_s
+        self._polled_at = self._clock.monotonic()
+
+    def _receive(self, arrivals: list[Arrival], in_other_hands: set[str], now: float) -> None:
+        """Record what came in: claimed, refused, or known already."""
+        if self._ledger is not None:
+            self._ledger.refresh()
+        for arrival in arrivals:
+            id_ = arrival.name.command
+            known = self._states.get(id_) or (self._ledger.state(id_) if self._ledger else "")
+            if known or id_ in in_other_hands:
+                self._note_repeat(arrival, known)
+                continue
+            command = arrival.command
+            if command is None:
+                self._states[id_] = "rejected"
+                outcome = Outcome(
+                    id_,
+                    "rejected",
+                    code=arrival.code,
+                    message=arrival.message,
+                    owner=arrival.owner,
+                )
+                ticket = self._recorder.append_urgent("oc", outcome.body())
+                self._settled.append((arrival.name, ticket))
+                continue
+            claimed = Outcome(
+                id_,
+                "claimed",
+                name=command.name,
+                payload=command.payload,
+                issued_by=command.issued_by,
+                owner=arrival.owner,
+                reason=command.reason,
+                server=command.server,
+            )
+            ticket = self._recorder.append_urgent("oc", claimed.body())
+            held = _Held(command, arrival.name, arrival.owner, ticket, now, arrival.age_s)
+            with self._lock:
+                self._states[id_] = "claimed"
+                self._queue.append(held)
+            if command.for_attempt not in (None, self._attempt):
+                message = f"Meant for attempt {command.for_attempt}; this is {self._attempt}."
+                self._drop(held, "rejected", "attempt_over", message)
+
+    def _note_repeat(self, arrival: Arrival, known: str) -> None:
+        text = f"Command {arrival.name.command} arrived again; it is {known or 'in other hands'}."
+        body = {"type": "notice", "about": "command", "cmd": arrival.name.command, "text": text}
+        ticket = self._recorder.append_urgent("ev", body)
+        self._settled.append((arrival.name, ticket))
+
+    def _expire(self, now: float) -> None:
+        """Conclude what waited too long, also when the loop passes no safe point."""
+        with self._lock:
+            late = [held for held in self._queue if held.waited_s(now) > held.command.valid_s]
+        for held in late:
+            judgement = decide.judge(
+                held.command, schema=None, step=None, waited_s=held.waited_s(now), values={}
+            )
+            self._drop(held, judgement.state, judgement.code, judgement.message)
+
+    def _withdraw(self) -> None:
+        """Give up the queue: a newer attempt has taken over, and this one acts no more."""
+        with self._lock:
+            waiting = list(self._queue)
+        for held in waiting:
+            self._drop(held, "rejected", "runtime_restart", "A newer attempt has taken over.")
+
+    def _resolve(self, strangers: list[CommandName], inbox: Inbox, now: float) -> None:
+        """Close what earlier coordinators left open; only the newest coordinator does."""
+        older = [
+            file
+            for file in strangers
+            if file.taken_by is not None
+            and file.taken_by.attempt < self._attempt
+            and file not in self._closed_strangers
+        ]
+        if not older or self._ledger is None or inbox.is_superseded():
+            return
+        self._ledger.refresh()
+        for file in older:
+            assert file.taken_by is not None
+            claims = self._ledger.of(file.taken_by)
+            state = claims.state.get(file.command, "")
+            if state in FINAL_STATES:
+                inbox.remove(file)
+                continue
+            since = self._strangers_since.setdefault(file, now)
+            if claims.has_ended or _is_gone(claims) or now - since > GRACE_S:
+                self._close_stranger(file, claims, state, inbox)
+
+    def _close_stranger(self, file: CommandName, claims: Claims, state: str, inbox: Inbox) -> None:
+        command = inbox.read(file)
+        outcome = Outcome(
+            file.command,
+            "outcome_unknown" if state == "applying" else "rejected",
+            code="runtime_restart",
+            message=(
+                "The process that applied it is gone; whether it took effect is not known."
+                if state == "applying"
+                else "The process that had taken it is gone; it was not applied."
+            ),
+            name=claims.name.get(file.command, "") or (command.name if command else ""),
+            issued_by=command.issued_by if command else "",
+            reason=command.reason if command else "",
+            server=command.server if command else {},
+        )
+        self._states[file.command] = outcome.state
+        self._closed_strangers.add(file)
+        self._settled.append((file, self._recorder.append_urgent("oc", outcome.body())))
+
+    # Shared by both sides.
+
+    def _drop(self, held: _Held, state: str, code: str, message: str) -> None:
+        """Conclude a command out of the queue, unless the loop has just taken it."""
+        with self._lock:
+            if held not in self._queue:
+                return
+            self._queue.remove(held)
+            self._in_hand[held.command.id] = held
+        self._refuse(held, state, code, message)
+
+    def _refuse(self, held: _Held, state: str, code: str, message: str) -> None:
+        self.conclude(held.command, Outcome(held.command.id, state, code=code, message=message))
+
+    def _fits(self, held: _Held, safe_point: str) -> bool:
+        """Whether the safe point is this command's; a control that is not offered fits any."""
+        offer = self._offers.get(held.command.name)
+        return offer is None or safe_point in offer.capability.safe_points
+
+    def _next(
+        self, safe_point: str, step: int | None, now: float
+    ) -> tuple[_Held | None, decide.Judgement]:
+        """Move the first command that need not wait out of the queue, with what to do with it."""
+        for held in self._queue:
+            if not held.claimed.durable or not self._fits(held, safe_point):
+                continue
+            offer = self._offers.get(held.command.name)
+            judgement = decide.judge(
+                held.command,
+                schema=offer.capability.input_schema if offer is not None else None,
+                step=step,
+                waited_s=held.waited_s(now),
+                values=self.values,
+            )
+            if judgement.state != decide.WAIT:
+                self._queue.remove(held)
+                self._in_hand[held.command.id] = held
+                return held, judgement
+        return None, decide.Judgement(decide.WAIT)
+
+    def _validate(self, held: _Held) -> decide.Judgement:
+        """Ask the control's own check, which is the user's code and runs without our lock."""
+        offer = self._offers.get(held.command.name)
+        if offer is not None and offer.validate is not None:
+            try:
+                offer.validate(held.command.payload)
+            except Exception as error:  # Whatever it raises means no.
+                text = str(error) or type(error).__name__
+                return decide.Judgement("rejected", "local_validation", text)
+        return decide.Judgement(decide.FIT)
+
+
+def _is_gone(claims: Claims) -> bool:
+    """Whether a process of this very host is known to have ended."""
+    if not claims.pid or not claims.boot or claims.host != os.uname().nodename:
+        return False
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            same_boot = file.read().strip() == claims.boot
+        return same_boot and not os.path.exists(f"/proc/{claims.pid}")
+    except OSError:
+        return False

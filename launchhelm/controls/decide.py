@@ -1,0 +1,79 @@
+"""Whether one command may act now: expired, too early, overtaken by another change, or fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from launchhelm.controls.schema import check
+from launchhelm.records import Command
+
+FIT: Final = "fit"
+WAIT: Final = "wait"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What to do with a command at a safe point.
+
+    Args:
+        state: `fit`, `wait` (its first step has not come), or the final state `rejected`/`expired`.
+        code: Why, for programs.
+        message: Why, for people.
+    """
+
+    state: str
+    code: str = ""
+    message: str = ""
+
+
+def judge(
+    command: Command,
+    *,
+    schema: Mapping[str, Any] | None,
+    step: int | None,
+    waited_s: float,
+    values: Mapping[str, Any],
+) -> Judgement:
+    """Judge one command. Pure: no clock, no disk, no optimizer.
+
+    Args:
+        schema: Input schema of the capability as it is now, None when there is none.
+        step: The step about to be controlled, None when the loop does not say.
+        waited_s: How long the command has waited in all.
+        values: The values that controls have now, for `expected`.
+    """
+    if waited_s > command.valid_s:
+        return Judgement("expired", "expired", _not_within(command.valid_s))
+    if command.last_step is not None and step is not None and step > command.last_step:
+        return Judgement(
+            "expired", "expired", f"Valid up to step {command.last_step}; the run is at {step}."
+        )
+    if schema is None:
+        return Judgement(
+            "rejected",
+            "handler_unavailable_or_changed",
+            f"This run has no control {command.name!r}.",
+        )
+    problem = check(schema, command.payload)
+    if problem:
+        return Judgement("rejected", "local_validation", problem)
+    if command.first_step is not None and (step is None or step < command.first_step):
+        return Judgement(WAIT)
+    for name, seen in command.expected.items():
+        if name not in values:
+            return Judgement(
+                "rejected", "changed_meanwhile", f"{name} was {seen!r} and is not known now."
+            )
+        if values[name] != seen:
+            return Judgement(
+                "rejected", "changed_meanwhile", f"{name} was {seen!r} and is {values[name]!r} now."
+            )
+    return Judgement(FIT)
+
+
+def _not_within(valid_s: float) -> str:
+    if valid_s >= 120:
+        return f"It was not applied within {valid_s / 60:g} minutes."
+    return f"It was not applied within {valid_s:g} seconds."

@@ -1,0 +1,449 @@
+"""Commands in: one file per command, put into control/ by rename and taken by rename.
+
+Senders (`send`) may be anybody on any host who may write control/. The coordinator's `Inbox` looks
+by listing the directory, never by probing for a name, and runs on the recorder's thread. It judges
+who sent a file and whether it can be read; what a command means is not its business.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from launchhelm._clock import SYSTEM_CLOCK, Clock
+from launchhelm.errors import ConfigError, StorageError
+from launchhelm.records import NAME_PATTERN, Command, WriterId
+from launchhelm.store import layout
+from launchhelm.store.layout import CommandName, parse_command
+from launchhelm.store.manifest import write_durably
+
+MAX_COMMAND_BYTES: Final = 64 << 10
+MAX_CLAIMS_PER_POLL: Final = 64
+_FORMAT: Final = 1
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One command file that this writer has taken.
+
+    Args:
+        name: The file, under its taken name.
+        command: What it says; None when it cannot be read.
+        owner: Who put it there, as the file system reports it.
+        age_s: How long it had waited when it was taken, on the file server's clock.
+        code: Why it is refused unread, for programs; "" when it is not.
+        message: Why, for people.
+    """
+
+    name: CommandName
+    command: Command | None
+    owner: str
+    age_s: float
+    code: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one poll found.
+
+    Args:
+        arrivals: Newly taken files, in order.
+        strangers: Files that other writers have taken and not removed.
+        superseded: Whether a newer attempt is there; looked up when it matters.
+        took_s: How long the listing took.
+    """
+
+    arrivals: list[Arrival]
+    strangers: list[CommandName]
+    superseded: bool
+    took_s: float
+
+
+def encode(command: Command) -> bytes:
+    """Write a command as the body of its file; fields that say nothing are left out."""
+    body: dict[str, Any] = {
+        "format": _FORMAT,
+        "cmd": command.id,
+        "kind": command.name,
+        "args": dict(command.payload),
+        "issued_by": command.issued_by,
+        "issued_at": command.issued_at,
+        "reason": command.reason,
+        "rev": command.revision,
+        "for_attempt": command.for_attempt,
+        "first_step": command.first_step,
+        "last_step": command.last_step,
+        "expected": dict(command.expected),
+        "valid_s": command.valid_s,
+        "server": dict(command.server),
+    }
+    kept = {
+        name: value for name, value in body.items() if name == "args" or value not in (None, "", {})
+    }
+    return json.dumps(kept, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def decode(data: bytes) -> Command:
+    """Read the body of a command file.
+
+    Raises:
+        ValueError: It is not a command; the text says why.
+    """
+    try:
+        body = json.loads(data, parse_constant=_refuse_constant)
+        # Lone surrogates and whatever else cannot be written again must not reach a record.
+        json.dumps(body, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise ValueError("not a JSON object")
+    version = body.get("format", _FORMAT)
+    if version != _FORMAT:
+        raise ValueError(f"format {version!r}; this version reads {_FORMAT}")
+    name = body.get("kind")
+    if not isinstance(name, str) or NAME_PATTERN.fullmatch(name) is None:
+        raise ValueError(f"kind {name!r} is not the name of a control")
+    return Command(
+        id=_typed(body, "cmd", str, ""),
+        name=name,
+        payload=_typed(body, "args", dict, {}),
+        issued_by=_typed(body, "issued_by", str, ""),
+        issued_at=_seconds(body, "issued_at", 0.0),
+        reason=_typed(body, "reason", str, ""),
+        revision=_typed(body, "rev", int, 0),
+        for_attempt=_typed(body, "for_attempt", int, None),
+        first_step=_typed(body, "first_step", int, None),
+        last_step=_typed(body, "last_step", int, None),
+        expected=_typed(body, "expected", dict, {}),
+        valid_s=_seconds(body, "valid_s", Command(id="", name="", payload={}).valid_s),
+        server=_typed(body, "server", dict, {}),
+    )
+
+
+def send(run_directory: Path, command: Command) -> Path:
+    """Put a command into a run's inbox; sending the same id twice is harmless.
+
+    Raises:
+        ValueError: The command is larger than MAX_COMMAND_BYTES, or not JSON.
+        ConfigError: This user may not write the inbox.
+        StorageError: The inbox is not there, or did not accept the file.
+    """
+    data = encode(command)
+    if len(data) > MAX_COMMAND_BYTES:
+        raise ValueError(f"A command has at most {MAX_COMMAND_BYTES:,} bytes, got {len(data):,}.")
+    inbox = run_directory / layout.CONTROL
+    name = CommandName(command.revision, command.id)
+    if parse_command(str(name)) is None:
+        raise ValueError(f"The command id {command.id!r} cannot be part of a file name.")
+    path = inbox / str(name)
+    try:
+        write_durably(path, data)
+    except PermissionError as error:
+        raise ConfigError(
+            f"You may not control this run: {inbox} is not writable for you ({error.strerror}).",
+            remedy="Ask its owner, or share the run directory with a group (mode 2770).",
+        ) from error
+    except OSError as error:
+        raise StorageError(
+            f"The command was not sent: {inbox}: {error.strerror}.",
+            kept="Nothing was changed.",
+            remedy="Look whether the run directory is still there and has space.",
+        ) from error
+    return path
+
+
+def waiting(run_directory: Path) -> list[tuple[CommandName, Command | None]]:
+    """List the commands that nobody has taken yet, in order; None for one that cannot be read.
+
+    Raises:
+        OSError: The inbox cannot be listed.
+    """
+    found = []
+    for name in sorted(_parsed(os.listdir(run_directory / layout.CONTROL)), key=_order):
+        if name.taken_by is not None:
+            continue
+        try:
+            command: Command | None = decode(_read(run_directory / layout.CONTROL / str(name))[0])
+        except FileNotFoundError:  # Taken while we looked.
+            continue
+        except (OSError, ValueError):
+            command = None
+        found.append((name, command))
+    return found
+
+
+class Inbox:
+    """The coordinator's side of control/. Not thread-safe: the recorder's thread owns it.
+
+    Args:
+        accept_uids: Users whose commands are accepted beside the directory's owner, root, and the
+            members of its group when the inbox is group-writable and setgid.
+    """
+
+    def __init__(
+        self,
+        run_directory: Path,
+        writer: WriterId,
+        *,
+        accept_uids: Collection[int] = (),
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._control = run_directory / layout.CONTROL
+        self._attempts = run_directory / layout.ATTEMPTS
+        self._writer = writer
+        self._accept_uids = frozenset(accept_uids)
+        self._clock = clock
+        self._seen: dict[CommandName, _Sight] = {}
+        self._mine: set[CommandName] = set()
+
+    def poll(self, *, may_claim: bool, holds_claims: bool = False) -> Look:
+        """List the inbox once and take what is there, unless a newer attempt has taken over.
+
+        Args:
+            may_claim: False while the loop does not pass control points; then only files whose
+                validity has run out are taken, so that they end as expired.
+            holds_claims: Whether the caller holds commands that a newer attempt would take away.
+
+        Raises:
+            OSError: The inbox or the attempts cannot be listed.
+        """
+        started = self._clock.monotonic()
+        listed = sorted(_parsed(os.listdir(self._control)), key=_order)
+        took_s = self._clock.monotonic() - started
+        new = [name for name in listed if name.taken_by is None]
+        superseded = bool(new or holds_claims) and self.is_superseded()
+        if superseded:
+            new.clear()
+        self._remember(new)
+        new.sort(key=lambda name: (name.order, self._seen[name].sent_at, name.command))
+        arrivals = []
+        for name in listed:
+            # A rename whose answer was lost is repeated by the file system's client and then
+            # fails; the listing shows that it succeeded.
+            if name.taken_by == self._writer and name not in self._mine:
+                arrivals.append(self._arrived(name))
+        for name in new[:MAX_CLAIMS_PER_POLL]:
+            if not may_claim and not self._has_expired(name):
+                continue
+            taken = self._claim(name)
+            if taken is not None:
+                arrivals.append(self._arrived(taken))
+        strangers = [name for name in listed if name.taken_by not in (None, self._writer)]
+        return Look(arrivals, strangers, superseded, took_s)
+
+    def is_superseded(self) -> bool:
+        """Whether the listing shows an attempt that is newer than this writer's.
+
+        Raises:
+            OSError: The attempts cannot be listed.
+        """
+        numbers = map(layout.parse_attempt, os.listdir(self._attempts))
+        return any(number is not None and number > self._writer.attempt for number in numbers)
+
+    def read(self, name: CommandName) -> Command | None:
+        """Read a listed file, None when it is gone or not a command."""
+        try:
+            return decode(_read(self._control / str(name))[0])
+        except (OSError, ValueError):
+            return None
+
+    def remove(self, name: CommandName) -> bool:
+        """Remove a taken file whose outcome is durable; False to be asked again later."""
+        try:
+            os.unlink(self._control / str(name))
+        except FileNotFoundError:
+            pass
+        except OSError:
+            return False
+        self._mine.discard(name)
+        return True
+
+    def _remember(self, new: list[CommandName]) -> None:
+        """Note the age of files seen for the first time; forget those that are gone."""
+        unseen = [name for name in new if name not in self._seen]
+        self._seen = {name: self._seen[name] for name in new if name in self._seen}
+        server_now = self._file_server_time() if unseen else None
+        for name in unseen:
+            sight = _Sight(self._clock.monotonic())
+            try:
+                data, facts = _read(self._control / str(name))
+                sight.sent_at = facts.st_mtime
+                if server_now is not None:
+                    sight.age_s = max(0.0, server_now - facts.st_mtime)
+                sight.valid_s = decode(data).valid_s
+            except (OSError, ValueError):
+                pass  # Refused, with its reason, when it is taken.
+            self._seen[name] = sight
+
+    def _has_expired(self, name: CommandName) -> bool:
+        sight = self._seen[name]
+        return sight.age_now(self._clock) > sight.valid_s
+
+    def _claim(self, name: CommandName) -> CommandName | None:
+        """Take a file by renaming it; None when somebody else was faster or it cannot be taken."""
+        taken = CommandName(name.order, name.command, self._writer)
+        try:
+            os.rename(self._control / str(name), self._control / str(taken))
+        except OSError:
+            # ENOENT: somebody took it, or our own rename was answered twice; the next listing
+            # tells. Anything else: the file stays, and the next poll tries again.
+            return None
+        self._seen[taken] = self._seen.pop(name)
+        return taken
+
+    def _arrived(self, taken: CommandName) -> Arrival:
+        """Read a taken file and judge its owner."""
+        self._mine.add(taken)
+        sight = self._seen.pop(taken, None)
+        age_s = sight.age_now(self._clock) if sight is not None else 0.0
+        owner = ""
+        try:
+            data, facts = _read(self._control / str(taken))
+            owner = user_name(facts.st_uid)
+            if not self._admits(facts):
+                return Arrival(
+                    taken, None, owner, age_s, "not_permitted", f"{owner} may not control this run."
+                )
+            command = decode(data)
+        except (OSError, ValueError) as error:
+            said = error.strerror if isinstance(error, OSError) and error.strerror else error
+            return Arrival(
+                taken, None, owner, age_s, "malformed", f"The command file cannot be read: {said}."
+            )
+        if command.id != taken.command:
+            return Arrival(
+                taken,
+                None,
+                owner,
+                age_s,
+                "malformed",
+                "The command file has another id than its name.",
+            )
+        return Arrival(taken, command, owner, age_s)
+
+    def _admits(self, facts: os.stat_result) -> bool:
+        """Whether a command file's owner may control the run."""
+        if facts.st_nlink != 1:  # A link to a file of the owner is not a word of the owner.
+            return False
+        directory = os.stat(self._control)
+        if facts.st_uid in (0, directory.st_uid) or facts.st_uid in self._accept_uids:
+            return True
+        shared = stat.S_ISGID | stat.S_IWGRP
+        return directory.st_mode & shared == shared and _is_member(facts.st_uid, directory.st_gid)
+
+    def _file_server_time(self) -> float | None:
+        """Return the file server's time, from a file touched just now; None when it cannot be."""
+        path = self._control / layout.hidden_name("now")
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            try:
+                return os.fstat(descriptor).st_mtime
+            finally:
+                os.close(descriptor)
+                os.unlink(path)
+        except OSError:
+            return None
+
+
+@dataclass
+class _Sight:
+    """A file that waits: when this process saw it first, and what it knew then."""
+
+    seen_at: float
+    age_s: float = 0.0
+    sent_at: float = 0.0
+    valid_s: float = math.inf
+
+    def age_now(self, clock: Clock) -> float:
+        return self.age_s + clock.monotonic() - self.seen_at
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user as this host knows it, else the number."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _is_member(uid: int, gid: int) -> bool:
+    """Whether this host's user database lists the user in the group."""
+    import pwd
+
+    try:
+        user = pwd.getpwuid(uid)
+        return gid in os.getgrouplist(user.pw_name, user.pw_gid)
+    except (KeyError, OSError):
+        return False
+
+
+def _read(path: Path) -> tuple[bytes, os.stat_result]:
+    """Read a command file whole.
+
+    Raises:
+        OSError: It is gone, or may not be read.
+        ValueError: It is not a plain file, or too large.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags)
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ValueError("it is not a plain file")
+        if facts.st_size > MAX_COMMAND_BYTES:
+            raise ValueError(f"{facts.st_size:,} bytes; {MAX_COMMAND_BYTES:,} are allowed")
+        data = b""
+        while chunk := os.read(descriptor, MAX_COMMAND_BYTES + 1 - len(data)):
+            data += chunk
+        if len(data) > MAX_COMMAND_BYTES:
+            raise ValueError(f"more than {MAX_COMMAND_BYTES:,} bytes")
+        return data, facts
+    finally:
+        os.close(descriptor)
+
+
+def _parsed(names: list[str]) -> list[CommandName]:
+    return [name for name in map(parse_command, names) if name is not None]
+
+
+def _order(name: CommandName) -> tuple[int, str]:
+    return name.order, name.command
+
+
+def _typed(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    """Return a field of the given class, or the default when it is missing or null."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ValueError(f"{name} is not {_WORDS[kind]}")
+    return value
+
+
+_WORDS: Final[Mapping[type, str]] = {
+    str: "a text",
+    int: "an integer",
+    dict: "an object",
+}
+
+
+def _seconds(body: Mapping[str, Any], name: str, default: float) -> float:
+    value = body.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
+        raise ValueError(f"{name} is not a number of seconds")
+    return float(value)
+
+
+def _refuse_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
