@@ -1,0 +1,138 @@
+"""Built-in series: which values, at which steps, without holding on to tensors."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import SGD
+
+from launchhelm.torch._metrics import Series, taken
+
+
+def optimizer(*rates: float, **options: Any) -> SGD:
+    return SGD(
+        [{"params": [torch.nn.Parameter(torch.zeros(2))], "lr": rate} for rate in rates], **options
+    )
+
+
+def at(series: Series, step: int, now: float = 0.0, **given: Any) -> dict[str, Any]:
+    arguments = {"loss": None, "samples": None, "tokens": None, "metrics": None, **given}
+    return series.at_step(step, now, **arguments)
+
+
+def test_a_step_without_arguments_logs_only_the_time() -> None:
+    series = Series()
+    assert at(series, 1, 10.0) == {}
+    assert at(series, 2, 10.5) == {"perf/step_time_s": 0.5}
+
+
+def test_the_loss_wins_over_a_metric_of_the_same_name() -> None:
+    body = at(Series(), 1, loss=0.5, metrics={"train/loss": 9, "acc": 1})
+    assert body == {"train/loss": 0.5, "acc": 1}
+
+
+@pytest.mark.parametrize(
+    ("loss", "value"),
+    [
+        (torch.tensor(0.5), 0.5),
+        (torch.tensor([0.25]), 0.25),
+        (torch.tensor([1.0, 2.0, 6.0]), 3.0),
+        (torch.tensor([1, 2]), 1.5),
+        (torch.tensor([1.0, 2.0], dtype=torch.bfloat16), 1.5),
+        (torch.tensor(7), 7),
+        (torch.tensor(True), True),
+        (torch.tensor(2.0, requires_grad=True) * 2, 4.0),
+        (3, 3),
+    ],
+)
+def test_a_loss_is_detached_and_averaged(loss: Any, value: Any) -> None:
+    logged = at(Series(), 1, loss=loss)["train/loss"]
+    assert logged == value and type(logged) is type(value)
+
+
+def test_no_reference_to_a_loss_or_its_graph_is_kept() -> None:
+    series = Series()
+    loss = (torch.ones(1000, requires_grad=True) * 2).sum()
+    alive = weakref.ref(loss)
+    at(series, 1, loss=loss, metrics={"again": loss})
+    del loss
+    gc.collect()
+    assert alive() is None
+
+
+def test_rates_are_logged_when_due_and_when_they_change() -> None:
+    given = optimizer(0.1, 0.2, weight_decay=0.01)
+    series = Series()
+    series.watch(given, None, log_every=5)
+    first = at(series, 1)
+    assert first == {
+        "optim/lr/group0": 0.1,
+        "optim/lr/group1": 0.2,
+        "optim/weight_decay/group0": 0.01,
+        "optim/weight_decay/group1": 0.01,
+    }
+    assert at(series, 2) == {}
+    given.param_groups[1]["lr"] = 0.3
+    assert at(series, 3) == {"optim/lr/group0": 0.1, "optim/lr/group1": 0.3}
+    assert at(series, 4) == {}
+    assert set(at(series, 5, 1.0)) == {*first, "perf/step_time_s"}
+
+
+def test_a_tensor_rate_changed_in_place_is_noticed() -> None:
+    given = torch.optim.Adam([torch.nn.Parameter(torch.zeros(2))], lr=torch.tensor(0.5))
+    series = Series()
+    series.watch(given, None, log_every=100)
+    at(series, 1)
+    assert at(series, 2) == {}
+    given.param_groups[0]["lr"].fill_(0.25)
+    assert at(series, 3) == {"optim/lr/group0": 0.25}
+
+
+def test_an_optimizer_without_weight_decay_logs_none() -> None:
+    given = torch.optim.LBFGS([torch.nn.Parameter(torch.zeros(2))], lr=0.5)
+    series = Series()
+    series.watch(given, None, log_every=1)
+    assert at(series, 1) == {"optim/lr/group0": 0.5}
+
+
+def test_rates_of_work_are_means_over_the_window() -> None:
+    series = Series()
+    series.log_every = 2
+    at(series, 1, 0.0, samples=100, tokens=1)
+    at(series, 2, 1.0, samples=8, tokens=10)
+    at(series, 3, 2.0, samples=8, tokens=10)
+    body = at(series, 4, 5.0, samples=24, tokens=30)
+    assert body == {
+        "perf/step_time_s": 2.0,
+        "perf/samples_per_s": 8.0,
+        "perf/tokens_per_s": 10.0,
+    }
+
+
+def test_two_calls_at_the_same_instant_have_no_rate() -> None:
+    series = Series()
+    at(series, 1, 3.0)
+    assert at(series, 2, 3.0, samples=5) == {"perf/step_time_s": 0.0}
+
+
+def test_the_norm_of_the_gradients_repeats_once_it_is_known() -> None:
+    series = Series()
+    assert "optim/grad_norm" not in at(series, 1)
+    series.grad_norm = 1.5
+    assert at(series, 2, 1.0)["optim/grad_norm"] == 1.5
+    assert at(series, 3, 2.0)["optim/grad_norm"] == 1.5
+
+
+def test_the_scale_of_a_watched_scaler_is_logged() -> None:
+    series = Series()
+    series.watch(optimizer(0.1), torch.amp.GradScaler("cpu", init_scale=8.0), 1)
+    assert at(series, 1)["loss_scale"] == 8.0
+
+
+def test_what_is_no_tensor_is_left_to_the_run() -> None:
+    marker = object()
+    assert taken(marker) is marker
