@@ -7,6 +7,7 @@
         control/new.<order>.<command>.json         a command, put here by rename
         control/got.<order>.<command>.<writer>.json    taken by that writer
         nodes/<host>-<token>.json                  a host that cannot see run.json
+        media/<sha256>                             bodies too large for a line, by content
         sync/                                      the syncer's
 """
 
@@ -26,6 +27,7 @@ CONTROL: Final = "control"
 ATTEMPTS: Final = "attempts"
 SYNC: Final = "sync"
 NODES: Final = "nodes"
+MEDIA: Final = "media"
 
 _SEGMENT = re.compile(r"r(\d{5,})-a(\d{3,})-([0-9a-f]{8})\.(\d{5,})\.(jsonl|db)", re.ASCII)
 _COMMAND = re.compile(

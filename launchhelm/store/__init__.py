@@ -1,0 +1,1 @@
+"""The run directory: SQLite and files. Knows nothing of training or HTTP."""

@@ -1,0 +1,69 @@
+"""The only door to SQLite for files on shared storage: in memory, or read-only and immutable.
+
+SQLite never opens a file of a run directory for writing, so it takes no lock there and makes no
+`-journal`, `-wal` or `-shm` file. Temporary tables and sorts stay in memory.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from launchhelm.errors import StorageError
+from launchhelm.records import FORMAT
+from launchhelm.store import schema
+
+_CACHE_KIB: Final = 4096
+
+
+def memory() -> sqlite3.Connection:
+    """Open an empty database in memory, in autocommit mode."""
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA temp_store = MEMORY")
+    return connection
+
+
+def open_sealed(path: Path) -> sqlite3.Connection:
+    """Open a sealed segment: read-only and immutable, without any lock.
+
+    Raises:
+        FileNotFoundError: The file is gone; list the directory again.
+        StorageError: Not a segment, damaged, or of a newer format.
+    """
+    path.stat()
+    try:
+        connection = sqlite3.connect(
+            f"file:{quote(str(path))}?mode=ro&immutable=1",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            connection.execute("PRAGMA temp_store = MEMORY")
+            connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+            application_id = connection.execute("PRAGMA application_id").fetchone()[0]
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+        except BaseException:
+            connection.close()
+            raise
+    except sqlite3.Error as error:
+        raise StorageError(
+            f"The sealed segment {path.name} cannot be read: {error}.",
+            kept="Nothing in it was changed.",
+            remedy="If the run directory was copied while it was written, copy it again.",
+        ) from error
+    if application_id != schema.APPLICATION_ID or version > FORMAT:
+        connection.close()
+        found = (
+            f"has format {version}, newer than {FORMAT}"
+            if application_id == schema.APPLICATION_ID
+            else "is not a segment of a run directory"
+        )
+        raise StorageError(
+            f"The file {path.name} {found}.",
+            kept="Nothing in it was changed.",
+            remedy="Read it with a newer launchhelm-offline." if version > FORMAT else "",
+        )
+    return connection
