@@ -158,7 +158,6 @@ def read_all(hosts: TwoHosts, tally: Tally, reader: Reader, writer: str, count: 
         f"fsync {EIO} 100 data",
         f"fsync {ENOSPC} 50 data",
         f"write {ESTALE} 100 data\nfsync {ESTALE} 100 data",
-        f"short {EIO} 100 data\nfsync {EIO} 50 data",
         f"any {EIO} 60",
         f"any {ESTALE} 100",
     ],
@@ -186,6 +185,41 @@ def test_storage_faults_that_end_lose_nothing_buffered(hosts: TwoHosts, rules: s
         assert recorder.close("finished", "", DEADLINE_S)
     read_all(hosts, tally, reader, "r00000-a001-0000000a", 500)
     assert recorder.dropped == 0
+
+
+class HastyClock:
+    """A reader's clock on which a minute passes in a second."""
+
+    wall = staticmethod(time.time)
+
+    @staticmethod
+    def monotonic() -> float:
+        return time.monotonic() * 60
+
+
+def test_storage_that_loses_what_it_confirmed_shows_a_gap_and_keeps_the_rest(
+    hosts: TwoHosts,
+) -> None:
+    """Half of each write is dropped, and fsync says yes: no wrong record, no error, a named gap."""
+    recorder = open_recorder(hosts)
+    run = next((hosts.b / "runs").iterdir())
+    reader, tally = Reader(run, clock=HastyClock()), Tally()
+    log(recorder, 0, 200)
+    recorder.flush(DEADLINE_S)
+    hosts.fault(f"short {EIO} 100 data")
+    log(recorder, 200, 400)
+    recorder.flush(DEADLINE_S)
+    hosts.heal()
+    log(recorder, 400, 600)
+    recorder.close("finished", "", DEADLINE_S)
+
+    read_until(tally, reader, lambda: 599 in tally.steps.get(str(recorder.writer_id), ()), "599")
+    steps = tally.steps[str(recorder.writer_id)]
+    assert tally.errors == [] and tally.doubled == 0
+    assert set(range(200)) <= set(steps) and set(range(450, 600)) <= set(steps)
+    missing = 600 - len(steps)
+    assert missing > 0, "the rig no longer lies"
+    assert sum(gap.last - gap.first + 1 for gap in reader.gaps) >= missing
 
 
 def test_a_run_needs_no_locks(make_hosts: Callable[..., TwoHosts]) -> None:

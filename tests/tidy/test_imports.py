@@ -34,7 +34,7 @@ PART_OF = {
         ("errors", "records", "_clock", "_ids", "_settings", "_optional", "_wsgi", "_wording"),
         "floor",
     ),
-    "_recorder": "recorder",
+    **dict.fromkeys(("_recorder", "_buffer"), "recorder"),
     "views": "views",
     "__main__": "cli",
     **{name: name for name in ("store", "controls", "values", "system", "torch", "cli")},
