@@ -292,6 +292,11 @@ def values_text(value: Any) -> str:
     return " ".join(said[:_SHOWN_GROUPS]) + _and_more(len(said) - _SHOWN_GROUPS)
 
 
+def payload_text(payload: Mapping[str, Any]) -> str:
+    """Say the input of a command as it is typed: `scale=0.5 group=1`."""
+    return " ".join(f"{plain(str(key))}={values_text(value)}" for key, value in payload.items())
+
+
 # Runs ---------------------------------------------------------------------------------------
 
 

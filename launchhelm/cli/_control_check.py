@@ -5,15 +5,14 @@ The ranks judge again with their own rules and values; this only saves a round t
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Final
 
 from launchhelm import _wording
 from launchhelm.cli._exit import UsageError
+from launchhelm.cli._fields import Capability, fields_of, root_of, value_of
 from launchhelm.controls import schema
 
 _SAID_RANKS: Final = 4
@@ -21,151 +20,6 @@ _FACTOR_LIMIT: Final = 10.0
 """A change by more than this factor, or to zero, is pointed out."""
 
 _PER_GROUP: Final = ("lr", "weight_decay")
-_BOOLEANS: Final = {
-    "true": True,
-    "yes": True,
-    "on": True,
-    "false": False,
-    "no": False,
-    "off": False,
-}
-
-Capability = Mapping[str, Any]  # Any: a JSON document, as the run registered it.
-
-
-# From words to a payload --------------------------------------------------------------------
-
-
-def payload_of(words: Sequence[str], capability: Capability) -> dict[str, Any]:
-    """Read `key=value` words by the capability's input schema.
-
-    Raises:
-        UsageError: A word is no assignment, names no field, or does not read as the field's type.
-    """
-    name = str(capability.get("name", ""))
-    root = _root(capability)
-    fields = _fields(root)
-    payload: dict[str, Any] = {}
-    for word in words:
-        key, equals, text = word.partition("=")
-        if not equals or not key:
-            raise UsageError(
-                f"{name}: {word!r} is not of the form key=value.",
-                remedy=f"It takes {fields_text(capability)}.",
-            )
-        if key in payload:
-            raise UsageError(f"{name}: {key} is given twice.", remedy="Give it once.")
-        if root.get("kind") == "record" and key not in fields:
-            close = get_close_matches(key, fields, 1)
-            hint = f"Did you mean {close[0]}? " if close else ""
-            raise UsageError(
-                f"{name} has no field {key!r}.", remedy=f"{hint}It takes {fields_text(capability)}."
-            )
-        node = fields[key][0] if key in fields else {"kind": "opaque"}
-        try:
-            payload[key] = _value(text, node)
-        except ValueError:
-            raise UsageError(f"{name}: {key} takes {type_text(node)}, got {text!r}.") from None
-    return payload
-
-
-def _value(text: str, node: Mapping[str, Any]) -> Any:
-    """Read one value by its type; ValueError when it does not read as that."""
-    kind = node.get("kind")
-    if kind == "scalar":
-        scalar = node.get("scalar")
-        if scalar == "string":
-            return text
-        if scalar == "boolean":
-            if text.lower() not in _BOOLEANS:
-                raise ValueError(text)
-            return _BOOLEANS[text.lower()]
-        return _number(text, integer=scalar == "integer")
-    if kind == "enum":
-        if text not in node.get("values", ()):
-            raise ValueError(text)
-        return text
-    if kind in ("list", "record", "schedule"):
-        value = json.loads(text, parse_constant=_refuse)
-        if isinstance(value, list) != (kind == "list") or not isinstance(value, list | dict):
-            raise ValueError(text)
-        return value
-    # An opaque field takes any JSON; what is none is text.
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except ValueError:
-        return text
-
-
-def _number(text: str, *, integer: bool) -> int | float:
-    if "_" in text:
-        raise ValueError(text)
-    try:
-        return int(text)
-    except ValueError:
-        if integer:
-            raise
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(text)
-    return value
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)
-
-
-def _root(capability: Capability) -> Mapping[str, Any]:
-    document = capability.get("input_schema")
-    root = document.get("root") if isinstance(document, Mapping) else None
-    return root if isinstance(root, Mapping) else {"kind": "opaque"}
-
-
-def _fields(root: Mapping[str, Any]) -> dict[str, tuple[Mapping[str, Any], bool]]:
-    """Return type and optional-flag per field, in the order of the schema."""
-    return {
-        str(each["name"]): (each.get("type") or {"kind": "opaque"}, bool(each.get("optional")))
-        for each in root.get("fields", ())
-    }
-
-
-def fields_text(capability: Capability) -> str:
-    """Say what a control takes: `scale: a number of at least 0, optional; ...`."""
-    fields = _fields(_root(capability))
-    if not fields:
-        return "no fields" if _root(capability).get("kind") == "record" else "any key=value"
-    return "; ".join(
-        f"{name}: {type_text(node)}{', optional' if optional else ''}"
-        for name, (node, optional) in fields.items()
-    )
-
-
-def type_text(node: Mapping[str, Any]) -> str:
-    """Say what one field takes, with bounds and unit."""
-    kind = node.get("kind")
-    if kind == "enum":
-        return "one of " + _wording.listed(node.get("values", ()))
-    if kind == "list":
-        return f"a JSON list of {type_text(node.get('item') or {})}"
-    if kind == "record":
-        return "a JSON object"
-    if kind == "schedule":
-        return 'a JSON object {"points": [{"at": "0", "value": "0.1"}, ...]}'
-    if kind != "scalar":
-        return "anything"
-    word = {"boolean": "true or false", "string": "text"}.get(str(node.get("scalar")))
-    if word:
-        return word
-    word = "an integer" if node.get("scalar") == "integer" else "a number"
-    bounds = node.get("bounds") or {}
-    low, high = bounds.get("min"), bounds.get("max")
-    if low is not None and high is not None:
-        word += f" from {low} to {high}"
-    elif low is not None:
-        word += f" of at least {low}"
-    elif high is not None:
-        word += f" of at most {high}"
-    return word + (f" {node['unit']}" if node.get("unit") else "")
 
 
 # Judging a payload --------------------------------------------------------------------------
@@ -196,6 +50,8 @@ def _problem_with_lr(payload: Mapping[str, Any], values: Any) -> str:
         return "lr takes exactly one of scale and lr, for example scale=0.5 or lr=1e-4"
     if not payload[given[0]] > 0:
         return f"lr takes a number above 0 for {given[0]}, got {payload[given[0]]}"
+    if payload.get("keep_ratios") and "group" in payload:
+        return "lr: keep_ratios is about all groups; leave out group"
     return _problem_with_group("lr", payload, values)
 
 
@@ -231,16 +87,18 @@ def change_of(name: str, payload: Mapping[str, Any], values: Mapping[str, Any]) 
     if name in _PER_GROUP and isinstance(old, list | tuple):
         group = payload.get("group")
         target = payload.get("lr", payload.get("value"))
-        if payload.get("keep_ratios") or payload.get("skip_zero"):
+        if payload.get("skip_zero") or (payload.get("keep_ratios") and not old[:1]):
             return None
-        new = [
-            value
-            if group not in (None, index)
-            else value * payload["scale"]
-            if "scale" in payload
-            else target
-            for index, value in enumerate(old)
-        ]
+        if payload.get("keep_ratios") and target is not None:
+            # The first group gets the value, the others keep their ratio to it.
+            return (
+                Change(name, list(old), [target * (value / old[0]) for value in old])
+                if old[0]
+                else None
+            )
+        new = list(old)
+        for index in range(len(old)) if group is None else [group]:
+            new[index] = old[index] * payload["scale"] if "scale" in payload else target
         return Change(name, list(old), new)
     for key in ("value", "max_norm", "p"):
         if key in payload:
@@ -256,7 +114,7 @@ def warnings_for(change: Change | None, capability: Capability) -> list[str]:
     new = change.new if isinstance(change.new, list) else [change.new]
     said = []
     if len(set(old)) > 1 and len(set(new)) == 1:
-        fields = _fields(_root(capability))
+        fields = fields_of(root_of(capability))
         safer = [key for key in ("keep_ratios", "skip_zero") if key in fields]
         way = f"{safer[0]}=true avoids it" if safer else "group=N sets one group only"
         said.append(f"groups differ now and would become equal; {way}")
@@ -295,7 +153,7 @@ def expectation(
             known = _wording.listed(values)
             raise UsageError(f"--expect {word}: takes name=value; this run shows {known}.")
         present = values[name]
-        given = _value(text, {"kind": "opaque"})
+        given = value_of(text, {"kind": "opaque"})
         each = given if isinstance(given, list) else [given] * _length(present)
         now = list(present) if isinstance(present, list | tuple) else [present]
         if len(each) == len(now) and all(map(_shows_the_same, each, now)):

@@ -84,9 +84,19 @@ class Output:
         return self.paint(sentence.head, sentence.tone) + sentence.rest
 
     def table(
-        self, head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()
+        self,
+        head: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        right: Sequence[str] = (),
+        tones: Sequence[str] = (),
     ) -> None:
-        """Print rows under a head; the columns named in `right` are aligned to the right."""
+        """Print rows under a head.
+
+        Args:
+            right: Columns that are aligned to the right.
+            tones: One per row, the colour of the whole line; the words say the same.
+        """
         shown = [[self._cell(cell) for cell in row] for row in rows]
         lines = [list(head), *shown]
         widths = [max(width(line[index]) for line in lines) for index in range(len(head))]
@@ -96,7 +106,8 @@ class Output:
                 space = " " * (wide - width(cell))
                 cells.append(space + cell if name in right else cell + space)
             text = "  ".join(cells).rstrip()
-            self.line(self.paint(text, "dim") if number == 0 else text)
+            tone = "dim" if number == 0 else tones[number - 1] if tones else ""
+            self.line(self.paint(text, tone))
 
     def _cell(self, text: str) -> str:
         return _wording.cut(text, _NAME_WIDTH) if self.terminal else text

@@ -215,8 +215,8 @@ def test_a_change_says_old_and_new(old: object, new: object, expected: str) -> N
 
 
 def test_a_change_of_many_groups_names_four_and_counts_the_rest() -> None:
-    text = _wording.change_text([0.1 * each for each in range(9)], [0.2] * 9)
-    assert text.endswith("group3 0.3 -> 0.2 and 5 more groups")
+    text = _wording.change_text([1.0 + each for each in range(9)], [0.5] * 9)
+    assert text.endswith("group3 4 -> 0.5 and 5 more groups")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from launchhelm.cli import _control_check as check
+from launchhelm.cli import _fields
 from launchhelm.cli._exit import UsageError
 from launchhelm.controls import schema
 
@@ -37,7 +38,7 @@ EVERY = capability(
 def test_each_kind_of_field_is_read_by_its_type() -> None:
     words = ["count=3", "rate=1e-5", "on=yes", "mode=fast", "note=a=b c", "layers=[1, 2]"]
     words += ['plan={"points": [{"at": "0", "value": "0.1"}]}', "extra=none"]
-    assert check.payload_of(words, EVERY) == {
+    assert _fields.payload_of(words, EVERY) == {
         "count": 3,
         "rate": 1e-5,
         "on": True,
@@ -53,7 +54,7 @@ def test_each_kind_of_field_is_read_by_its_type() -> None:
     ("text", "expected"), [("1", 1), ("-2", -2), ("1.0", 1.0), ("1E-3", 1e-3), ("0.5", 0.5)]
 )
 def test_a_number_keeps_its_class(text: str, expected: float) -> None:
-    value = check.payload_of([f"lr={text}"], LR)["lr"]
+    value = _fields.payload_of([f"lr={text}"], LR)["lr"]
     assert value == expected
     assert type(value) is type(expected)
 
@@ -78,13 +79,13 @@ def test_a_number_keeps_its_class(text: str, expected: float) -> None:
 )
 def test_a_word_that_does_not_fit_names_the_field_and_what_it_takes(word: str, told: str) -> None:
     with pytest.raises(UsageError) as caught:
-        check.payload_of([word], EVERY)
+        _fields.payload_of([word], EVERY)
     assert told in f"{caught.value.message} {caught.value.remedy}"
 
 
 def test_a_field_given_twice_is_refused() -> None:
     with pytest.raises(UsageError, match="twice"):
-        check.payload_of(["lr=1", "lr=2"], LR)
+        _fields.payload_of(["lr=1", "lr=2"], LR)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +115,7 @@ def test_a_missing_required_field_is_found() -> None:
     [
         ({"scale": 0.5}, "lr group0 3e-4 -> 1.5e-4, group1 3e-5 -> 1.5e-5"),
         ({"lr": 1e-5}, "lr group0 3e-4 -> 1e-5, group1 3e-5 -> 1e-5"),
+        ({"lr": 1e-4, "keep_ratios": True}, "lr group0 3e-4 -> 1e-4, group1 3e-5 -> 1e-5"),
         ({"lr": 1e-5, "group": 1}, "lr group1 3e-5 -> 1e-5"),
     ],
 )

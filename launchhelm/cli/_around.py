@@ -1,0 +1,61 @@
+"""What a run shows around one command: pace, exchange, silence, a running handler."""
+
+from __future__ import annotations
+
+import re
+import time
+from statistics import median
+from typing import Final
+
+from launchhelm import views
+from launchhelm._wording import Around
+
+_IN_HANDLER: Final = re.compile(r"in (.+)")
+
+
+def around_of(
+    view: views.RunView,
+    waited_s: float | None = None,
+    *,
+    command: views.CommandView | None = None,
+) -> Around:
+    """Gather what sentences about commands say of the run.
+
+    Args:
+        waited_s: How long we have waited for the command ourselves, when we have.
+        command: Else its own times tell, by the clock of whoever wrote them.
+    """
+    coordinator = view.coordinator
+    pace_s = pace_of(view)
+    calls = view.controls.get("calls_per_exchange")
+    exchange_s = calls * pace_s if isinstance(calls, int) and pace_s is not None else None
+    handler, handler_s = "", None
+    silent_s = None
+    if coordinator is not None:
+        match = _IN_HANDLER.fullmatch(coordinator.phase)
+        if match is not None and coordinator.state == "busy":
+            handler, handler_s = match[1], coordinator.phase_s
+        if coordinator.state == "silent":
+            silent_s = coordinator.age.seconds
+    if waited_s is None and command is not None and command.is_pending:
+        since = command.states[-1].at if command.states else command.issued_at
+        waited_s = max(0.0, time.time() - since) if since else None
+    off = view.controls.get("control") == "off"
+    return Around(
+        waited_s=waited_s,
+        exchange_s=exchange_s,
+        step=view.step,
+        pace_s=pace_s,
+        world_size=view.world_size,
+        handler=handler,
+        handler_s=handler_s,
+        coordinator_silent_s=silent_s,
+        control_off=str(view.controls.get("why") or "no reason reported") if off else "",
+        run_over=f"the run has ended ({view.state.text})" if view.state.is_over else "",
+    )
+
+
+def pace_of(view: views.RunView) -> float | None:
+    """Return seconds per step, the median over ranks that report it."""
+    times = [each.step_time_ms for each in view.participants if each.step_time_ms]
+    return median(times) / 1000 if times else None

@@ -1,0 +1,48 @@
+"""Parts of a page that several verbs print: controls with their values, lines of the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launchhelm import _wording, views
+from launchhelm._wording import outcome_text
+from launchhelm.cli import documents
+from launchhelm.cli._around import around_of
+from launchhelm.cli.output import Output
+
+
+def values_of(view: views.RunView) -> Mapping[str, Any]:
+    """Return the values that controls have now, as last reported."""
+    values = view.controls.get("values")
+    return values if isinstance(values, Mapping) else {}
+
+
+def print_controls(view: views.RunView, output: Output) -> None:
+    """Print every control with its value and what it takes."""
+    values = values_of(view)
+    rows = []
+    for name, capability in view.capabilities.items():
+        document = documents.control_document(capability, values)
+        value = _wording.values_text(values[name]) if name in values else "-"
+        rows.append([_wording.plain(name), value, _wording.plain(str(document["takes"]))])
+    if rows:
+        output.table(("CONTROL", "NOW", "TAKES"), rows)
+    else:
+        output.line("this run declares no controls")
+
+
+def print_command(command: views.CommandView, view: views.RunView, output: Output) -> None:
+    """Print one line of the ledger."""
+    sentence = outcome_text(command, around_of(view, command=command))
+    payload = _wording.payload_text(command.payload)
+    who = _wording.plain(command.issued_by or command.owner)
+    parts = [
+        f"  {sentence.mark}",
+        f"{_wording.plain(command.name)} {payload}".strip(),
+        output.sentence(sentence),
+        f"by {who}" if who else "",
+        f'"{_wording.plain(command.reason)}"' if command.reason else "",
+        command.id,
+    ]
+    output.line("  ".join(part for part in parts if part))

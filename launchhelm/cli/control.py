@@ -1,0 +1,107 @@
+"""`launchhelm control`: change a running training; list what may be changed; read the ledger."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Final
+
+from launchhelm import views
+from launchhelm.cli import _control_send, documents, selection
+from launchhelm.cli._around import around_of
+from launchhelm.cli._exit import Exit, UsageError
+from launchhelm.cli._sections import print_command, print_controls, values_of
+from launchhelm.cli.output import Output
+
+DESCRIPTION = """Send one command to a running training and say what became of it.
+`control RUN list` shows what may be changed, `control RUN log` every command so far. The words
+after the name of a control are its fields: `control latest lr scale=0.5`."""
+
+SUBVERBS: Final = ("list", "log")
+"""No control may be called like that. `control list RUN` is understood as well."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare what `control` takes."""
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="RUN NAME [key=value ...]",
+        help=f"the run ({selection.RUN_HELP.removesuffix(' (the default)')}), then a control with "
+        "its fields, or list, or log",
+    )
+    parser.add_argument("--reason", default="", metavar="TEXT", help="why; kept in the ledger")
+    parser.add_argument("--at-step", type=int, metavar="N", help="not before this step")
+    parser.add_argument("--last-step", type=int, metavar="N", help="expires after this step")
+    parser.add_argument(
+        "--expect",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="only if this value has not changed; repeatable",
+    )
+    parser.add_argument("--check", action="store_true", help="say what would change, send nothing")
+    parser.add_argument("--yes", action="store_true", help="do not ask; only a terminal is asked")
+    parser.add_argument("--no-wait", action="store_true", help="send, print the id, do not wait")
+    parser.add_argument(
+        "--timeout",
+        type=_control_send.seconds_of,
+        metavar="T",
+        help="wait no longer than 30s, 15m, 2h; default until decided",
+    )
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Send a command, or print controls or commands."""
+    selector, name, fields = arranged(arguments.words)
+    view = selection.select(arguments, selector)
+    if name in SUBVERBS:
+        if fields:
+            raise UsageError(f"control {name} takes a run and nothing else, got {fields[0]!r}.")
+        return _list(view, output) if name == "list" else _log(view, output)
+    return _control_send.send(view, name, fields, arguments, output)
+
+
+def arranged(words: Sequence[str]) -> tuple[str, str, list[str]]:
+    """Return run, control or subverb, and the rest.
+
+    `list RUN` is turned round when RUN is no subverb itself; `control list` alone means the latest
+    run. A run that is called `list` is reached by its id.
+
+    Raises:
+        UsageError: The name of a control is missing.
+    """
+    first, *rest = words
+    if first in SUBVERBS and (not rest or rest[0] not in SUBVERBS):
+        return (rest[0] if rest else "latest"), first, list(rest[1:])
+    if not rest:
+        raise UsageError(
+            f"control {first}: the name of a control is missing.",
+            remedy=f"See what there is: launchhelm control {first} list",
+        )
+    return first, rest[0], list(rest[1:])
+
+
+def _list(view: views.RunView, output: Output) -> int:
+    if output.json:
+        values = values_of(view)
+        for capability in view.capabilities.values():
+            output.document(documents.control_document(capability, values))
+        return Exit.DONE
+    print_controls(view, output)
+    refusal = _control_send.refusal_of(view)
+    if refusal:
+        output.say(refusal)
+    return Exit.DONE
+
+
+def _log(view: views.RunView, output: Output) -> int:
+    for command in view.commands:
+        if output.json:
+            around = around_of(view, command=command)
+            output.document(documents.command_document(command, around))
+        else:
+            print_command(command, view, output)
+    if not view.commands:
+        output.say("No command has been given to this run.")
+    return Exit.DONE
