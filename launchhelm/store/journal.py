@@ -17,7 +17,8 @@ from launchhelm.records import Record, WriterId
 from launchhelm.store.line import MAX_LINE_BYTES, is_intact, open_line, to_record
 
 _CHUNK_BYTES: Final = 4 << 20
-_TAIL_BYTES: Final = 64 << 10
+_TAIL_BYTES: Final = 16 << 10
+_OPENING_BYTES: Final = 64 << 10
 _HEAD = re.compile(rb'\{"c":"[0-9a-f]{8}","q":(\d+),"k":"([^"\\]*)"')
 
 
@@ -80,7 +81,7 @@ def record_of(writer: WriterId, line: bytes) -> Record | None:
 
 def opening(descriptor: int) -> dict[str, Any] | None:
     """Return the `open` line of a journal; None while it is not there whole, or is damaged."""
-    head = os.pread(descriptor, _TAIL_BYTES, 0)
+    head = os.pread(descriptor, _OPENING_BYTES, 0)
     line, newline, _ = head.partition(b"\n")
     value = open_line(line) if newline else None
     return value if value is not None and value.get("k") == "open" else None

@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import errno
 import os
-import sqlite3
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
+from launchhelm.errors import StorageError
 from launchhelm.records import FORMAT, Record, WriterId
 from launchhelm.store.cursor import Cursor, Progress
 from launchhelm.store.journal import number_and_kind, opened, record_of, whole_lines
 from launchhelm.store.layout import DATA, SegmentName, parse_segment
 from launchhelm.store.line import open_line, to_record
-from launchhelm.store.segment import sealed_meta, sealed_records
+from launchhelm.store.sealed import sealed_entries, sealed_meta
+from launchhelm.store.segment import sealed_records
 
 PATIENCE_S: Final = 30.0
 """How long a hole may last before it is called a gap."""
@@ -192,7 +193,7 @@ class Reader:
             name = SegmentName(writer, number, sealed=True)
             try:
                 beyond = self._read_sealed(name, progress, batch, limit)
-            except sqlite3.DatabaseError as error:
+            except StorageError as error:
                 # A copy that was cut short. The journal, where it came along, says the same.
                 self._cannot_read(name, error)
                 if False not in forms:
@@ -200,9 +201,7 @@ class Reader:
             else:
                 self._problems.pop(str(name), None)
                 return beyond
-        return self._read_journal(
-            SegmentName(writer, number, sealed=False), progress, batch, limit
-        )
+        return self._read_journal(SegmentName(writer, number, sealed=False), progress, batch, limit)
 
     def _read_sealed(
         self, name: SegmentName, progress: Progress, batch: list[Record], limit: int | None
@@ -212,8 +211,7 @@ class Reader:
         if meta.last >= progress.wanted:
             if meta.first > progress.wanted:
                 return meta.first
-            kinds = None if self._kinds is None else self._kinds | {"gap"}
-            for record in sealed_records(path, from_seq=progress.wanted, kinds=kinds):
+            for record in self._records_of(path, progress.wanted):
                 if record.kind == "gap":
                     self._note_gap(record)
                 elif self._kinds is None and record.seq > progress.wanted:
@@ -226,6 +224,11 @@ class Reader:
             progress.wanted = meta.last + 1
         progress.finish(name.number)
         return None
+
+    def _records_of(self, path: Path, wanted: int) -> Iterator[Record]:
+        if self._kinds is None:
+            return sealed_records(path, from_seq=wanted)
+        return sealed_entries(path, self._kinds | {"gap"}, from_seq=wanted)
 
     def _read_journal(
         self, name: SegmentName, progress: Progress, batch: list[Record], limit: int | None
@@ -303,7 +306,11 @@ class Reader:
         return False
 
     def _cannot_read(self, name: SegmentName, error: Exception) -> None:
-        said = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        said = str(error)
+        if isinstance(error, OSError):
+            said = error.strerror or said
+        elif isinstance(error, StorageError):
+            said = error.message
         self._problems[str(name)] = f"{name} cannot be read: {said}"
 
 

@@ -1,0 +1,35 @@
+"""The one read API, for the command line, the dashboard and `Run`: everything in it only looks.
+
+No third-party package is imported, nothing is written anywhere, and no clock of another host
+decides anything.
+"""
+
+from launchhelm.views.commands import CommandState, CommandView
+from launchhelm.views.liveness import BEAT_S, LATE_S, SILENT_S, Age, Observer
+from launchhelm.views.participants import ParticipantView
+from launchhelm.views.run import AttemptView, Losses, RunView, open_run
+from launchhelm.views.runs import RunSummary, find_run, runs
+from launchhelm.views.series import Point
+from launchhelm.views.state import RANK_STATES, RUN_STATES, RunState
+
+__all__ = [
+    "BEAT_S",
+    "LATE_S",
+    "RANK_STATES",
+    "RUN_STATES",
+    "SILENT_S",
+    "Age",
+    "AttemptView",
+    "CommandState",
+    "CommandView",
+    "Losses",
+    "Observer",
+    "ParticipantView",
+    "Point",
+    "RunState",
+    "RunSummary",
+    "RunView",
+    "find_run",
+    "open_run",
+    "runs",
+]

@@ -1,0 +1,318 @@
+"""The runs under a root: a cheap summary of each, and the way from a name to a run."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from launchhelm import _wording
+from launchhelm._clock import SYSTEM_CLOCK, Clock
+from launchhelm.errors import Conflict, NotFound, StorageError
+from launchhelm.store import layout
+from launchhelm.store.manifest import Manifest, load_manifest
+from launchhelm.store.reader import Listing, list_segments
+from launchhelm.views.liveness import Age, Observer, age_by_files
+from launchhelm.views.participants import Watch, newest_attempt, table
+from launchhelm.views.state import RunState, run_state
+
+LATEST: Final = "latest"
+_SHOWN_CANDIDATES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One line about a run, from run.json, one listing, and the coordinator's newest file.
+
+    Args:
+        step: Of the coordinator.
+        ranks_seen: Processes of the newest attempt that have a file.
+        age: Since the coordinator's counter last moved.
+        metrics: The coordinator's newest logged values, as far as its newest file has them.
+        waiting: Commands in the inbox that nobody has taken.
+        problem: Why it cannot be read, "" when it can.
+    """
+
+    directory: Path
+    run_id: str
+    name: str
+    project: str
+    created_at: float
+    state: RunState
+    step: int | None = None
+    world_size: int | None = None
+    ranks_seen: int = 0
+    attempt: int = 0
+    age: Age | None = None
+    host: str = ""
+    group: str = ""
+    tags: tuple[str, ...] = ()
+    config: dict[str, Any] = field(default_factory=dict)  # Any: the user's own values.
+    metrics: dict[str, Any] = field(default_factory=dict)
+    waiting: int = 0
+    problem: str = ""
+
+
+def runs(
+    root: Path,
+    *,
+    problems: list[str] | None = None,
+    observer: Observer | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> list[RunSummary]:
+    """Summarise every run directly under a root, newest first.
+
+    Reads no series; costs about six small operations per run. Symbolic links are not followed, so
+    that each run is listed once.
+
+    Args:
+        problems: Takes one sentence for each thing that cannot be read.
+        observer: Keeps ages between calls; give the same one each time.
+
+    Raises:
+        NotFound: There is no such directory.
+        StorageError: The root cannot be listed.
+    """
+    watch = observer or Observer(clock)
+    found = [summarise(directory, watch) for directory in run_directories(root)]
+    summaries = [summary for summary in found if summary is not None]
+    if problems is not None:
+        problems += [
+            f"{summary.directory}: {summary.problem}" for summary in summaries if summary.problem
+        ]
+    return sorted(summaries, key=lambda summary: summary.run_id, reverse=True)
+
+
+def run_directories(root: Path) -> Iterator[Path]:
+    """Yield the directories under a root that may be runs.
+
+    Raises:
+        NotFound: There is no such directory.
+        StorageError: The root cannot be listed.
+    """
+    try:
+        with os.scandir(root) as entries:
+            names = sorted(
+                entry.name
+                for entry in entries
+                if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+            )
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(
+            f"There is no directory {root}.",
+            remedy="Name the root of your runs with --root or LAUNCHHELM_DIR.",
+        ) from None
+    except OSError as error:
+        raise StorageError(f"{root} cannot be listed: {error.strerror}.") from error
+    yield from (root / name for name in names)
+
+
+def summarise(directory: Path, observer: Observer) -> RunSummary | None:
+    """Summarise one directory; None when it is no run (yet)."""
+    try:
+        manifest = load_manifest(directory)
+        listing = list_segments(directory)
+    except FileNotFoundError:
+        return None
+    except (StorageError, OSError) as error:
+        return _unreadable(directory, error)
+    extra = manifest.extra
+    attempt = newest_attempt(listing)
+    watches = _coordinators(directory, listing, attempt, observer)
+    seen = len({writer.rank for writer in listing if writer.attempt == attempt})
+    world_size = next(
+        (watch.opening["world"] for watch in watches if watch.opening.get("world")),
+        extra.get("world_size"),
+    )
+    rows = table(watches)
+    if any(row.end not in ("", "finished") for row in rows):
+        # Which rank failed, and why, only the others may know.
+        rows = table(
+            _looked_at(directory, writer, listing, observer)
+            for writer in listing
+            if writer.attempt == attempt
+        )
+    started_at = next(
+        (row.started_at for row in rows if row.started_at is not None), manifest.created_at
+    )
+    still_s = age_by_files(observer.clock, manifest.created_at, None)
+    still = observer.observe(("listing", directory), len(listing), before_s=still_s)
+    state = run_state(
+        rows,
+        world_size=world_size,
+        seen=seen,
+        started_at=started_at,
+        now=observer.clock.wall(),
+        still=still,
+    )
+    front = [row for row in rows if row.rank == 0]
+    newest = watches[-1].metrics if watches else None
+    return RunSummary(
+        directory=directory,
+        run_id=manifest.run_id,
+        name=manifest.name,
+        project=manifest.project,
+        created_at=manifest.created_at,
+        state=state,
+        step=max((row.step for row in rows if row.step is not None), default=None),
+        world_size=world_size,
+        ranks_seen=seen,
+        attempt=attempt,
+        age=front[-1].age if front else still,
+        host=front[-1].host if front else manifest.host,
+        group=str(extra.get("group", "")),
+        tags=tuple(extra.get("tags", ())),
+        config=dict(manifest.config),
+        metrics=dict(newest.body) if newest is not None else {},
+        waiting=0 if state.is_over else _waiting(directory),
+        problem="; ".join(watch.problem for watch in watches if watch.problem),
+    )
+
+
+def _coordinators(
+    directory: Path, listing: Listing, attempt: int, observer: Observer
+) -> list[Watch]:
+    return [
+        _looked_at(directory, writer, listing, observer)
+        for writer in listing
+        if writer.rank == 0 and writer.attempt == attempt
+    ]
+
+
+def _looked_at(directory: Path, writer: Any, listing: Listing, observer: Observer) -> Watch:
+    watch = Watch(writer)
+    watch.look(directory, listing[writer], observer)
+    return watch
+
+
+def _waiting(directory: Path) -> int:
+    try:
+        names = os.listdir(directory / layout.CONTROL)
+    except OSError:
+        return 0
+    commands = [layout.parse_command(name) for name in names]
+    return sum(command is not None and command.taken_by is None for command in commands)
+
+
+def _unreadable(directory: Path, error: Exception) -> RunSummary:
+    said = error.message if isinstance(error, StorageError) else str(error)
+    return RunSummary(
+        directory=directory,
+        run_id=directory.name,
+        name=directory.name,
+        project="",
+        created_at=0.0,
+        state=RunState("unreadable", _wording.unreadable_text(said, _owner(directory))),
+        problem=said,
+    )
+
+
+def _owner(directory: Path) -> str:
+    try:
+        uid = directory.stat().st_uid
+    except OSError:
+        return ""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+# --- from a name to a run -------------------------------------------------------------------------
+
+
+def find_run(root: Path | Sequence[Path], selector: str) -> Path:
+    """Return the directory of the run that a person means.
+
+    Args:
+        root: One root or several, searched together.
+        selector: A path, an id, a unique beginning of one, a title, or `latest`.
+
+    Raises:
+        NotFound: No run fits.
+        Conflict: Several fit; the message lists them.
+        StorageError: A root cannot be listed.
+    """
+    path = _as_path(selector)
+    if path is not None:
+        return path
+    roots = [root] if isinstance(root, Path) else list(root)
+    manifests = list(_manifests(roots))
+    if selector == LATEST:
+        if not manifests:
+            raise _not_found("There is no run", roots, [])
+        return max(manifests, key=lambda item: item[1].run_id)[0]
+    tests = (
+        lambda directory, run: selector in (run.run_id, directory.name),
+        lambda directory, run: selector == run.name,
+        lambda directory, run: run.run_id.startswith(selector.lower()),
+    )
+    for test in tests:
+        found = {
+            run.run_id: (directory, run) for directory, run in manifests if test(directory, run)
+        }
+        if len(found) == 1:
+            return next(iter(found.values()))[0]
+        if found:
+            raise _conflict(selector, [run for _, run in found.values()])
+    raise _not_found(f"There is no run {selector!r}", roots, [run for _, run in manifests])
+
+
+def _as_path(selector: str) -> Path | None:
+    """Read a selector as the path of a run; names without a slash are paths only where one is."""
+    path = Path(selector).expanduser()
+    explicit = os.sep in selector or selector in (".", "..") or selector.startswith("~")
+    try:
+        is_run = layout.MANIFEST in os.listdir(path)
+    except PermissionError as error:
+        raise StorageError(
+            f"{path} cannot be read: {error.strerror} (owner {_owner(path)})."
+        ) from error
+    except OSError:
+        is_run = False
+    if is_run:
+        return path.absolute()
+    if explicit:
+        raise NotFound(
+            f"There is no run directory at {path}.",
+            remedy=f"A run directory has a {layout.MANIFEST}; `launchhelm ls` lists your runs.",
+        )
+    return None
+
+
+def _manifests(roots: Sequence[Path]) -> Iterator[tuple[Path, Manifest]]:
+    missing: list[NotFound] = []
+    for root in roots:
+        try:
+            for directory in run_directories(root):
+                try:
+                    yield directory, load_manifest(directory)
+                except (OSError, StorageError):
+                    continue
+        except NotFound as error:
+            missing.append(error)
+    if len(missing) == len(roots):
+        raise missing[0]
+
+
+def _conflict(selector: str, candidates: Sequence[tuple[Path, Manifest]]) -> Conflict:
+    newest = sorted(candidates, key=lambda item: item[1].run_id, reverse=True)
+    listed = ", ".join(f"{path} ({run.name})" for path, run in newest[:_SHOWN_CANDIDATES])
+    more = len(newest) - _SHOWN_CANDIDATES
+    return Conflict(
+        f"{selector!r} fits {len(newest)} runs: {listed}{f' and {more} more' if more > 0 else ''}.",
+        remedy="Give more of the id, or the path.",
+    )
+
+
+def _not_found(said: str, roots: Sequence[Path], candidates: Sequence[Manifest]) -> NotFound:
+    newest = sorted(candidates, key=lambda run: run.run_id, reverse=True)[:_SHOWN_CANDIDATES]
+    listed = ", ".join(f"{run.name} ({run.run_id[:8]})" for run in newest)
+    where = ", ".join(map(str, roots))
+    return NotFound(
+        f"{said} in {where}." + (f" The newest: {listed}." if listed else ""),
+        remedy="`launchhelm ls` lists all; --root or LAUNCHHELM_DIR names another root.",
+    )

@@ -1,0 +1,131 @@
+"""The state of a run as one word and one sentence, from what its processes show."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from launchhelm import _wording
+from launchhelm.views.liveness import SILENT_S, Age
+from launchhelm.views.participants import ParticipantView
+
+RUN_STATES: Final = (
+    "starting",
+    "running",
+    "no news",
+    "finished",
+    "failed",
+    "stopped",
+    "unreadable",
+)
+RANK_STATES: Final = tuple(_wording.RANK_MARKS)
+OVER: Final = frozenset({"finished", "failed", "stopped"})
+
+_NO_STEP_S: Final = 60.0
+_NORMAL: Final = "finished"
+_FAILED: Final = frozenset({"error", "failed", "gone"})
+_ORDER: Final = ("silent", "late", "behind", "missing", "ended", "starting")
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What is known of a run now.
+
+    Args:
+        word: One of RUN_STATES.
+        text: The whole sentence.
+        by_host_clock: It rests on ages that are not our own yet.
+    """
+
+    word: str
+    text: str
+    by_host_clock: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether an end is on record; `no news` is not an end."""
+        return self.word in OVER
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def run_state(
+    rows: Sequence[ParticipantView],
+    *,
+    world_size: int | None,
+    seen: int | None = None,
+    started_at: float,
+    now: float,
+    still: Age,
+    no_step: Age | None = None,
+) -> RunState:
+    """Judge a run by the processes of its newest attempt.
+
+    Args:
+        rows: Those whose files were looked at; the coordinator's at least, where it has any.
+        world_size: How many there should be; None when nobody said.
+        seen: How many have files; None means as many as there are rows.
+        started_at: When the attempt began, by its coordinator's clock; shown only.
+        now: Our wall clock, for ages that are shown.
+        still: Since when nothing of the run has moved, for a run without any row.
+        no_step: Since when the front has not moved; None when that is not known.
+    """
+    seen = len({row.rank for row in rows}) if seen is None else seen
+    over = _over(rows, started_at)
+    if over is not None:
+        return over
+    alive = [row for row in rows if row.state not in ("ended", "silent")]
+    by_host_clock = any(row.age.by_host_clock for row in rows) if rows else still.by_host_clock
+    if not alive:
+        age = min((row.age for row in rows), key=lambda age: age.seconds, default=still)
+        if age.seconds >= SILENT_S:
+            text = _wording.no_news_text(age.seconds, *_last_written(rows))
+            return RunState("no news", text, by_host_clock)
+    front = max((row.step for row in rows if row.step is not None), default=None)
+    if front is None or (world_size is not None and seen < world_size):
+        since_s = max(0.0, now - started_at)
+        text = _wording.starting_text(seen, world_size, since_s)
+        return RunState("starting", text, by_host_clock=True)
+    counts = Counter(row.state for row in rows)
+    stuck_s = no_step.seconds if no_step is not None else 0.0
+    # A process that is busy or paused makes no steps, and that is no exception.
+    if counts["busy"] or stuck_s < _NO_STEP_S or any(row.phase == "paused" for row in rows):
+        stuck_s = 0.0
+    exceptions = {word: counts[word] for word in _ORDER if counts[word]}
+    return RunState("running", _wording.running_text(exceptions, stuck_s or None), by_host_clock)
+
+
+def _over(rows: Sequence[ParticipantView], started_at: float) -> RunState | None:
+    """Say how a run ended: an error on any rank, the coordinator's end, or the end of all."""
+    ended = [row for row in rows if row.end]
+    failed = [row for row in ended if row.end in ("error", "failed")]
+    all_ended = bool(rows) and len(ended) == len(rows)
+    coordinators = [row for row in ended if row.rank == 0 and row.end != "gone"]
+    if not failed and not coordinators and all_ended:
+        failed = [row for row in ended if row.end in _FAILED]
+    if failed:
+        # Whoever stopped at the lowest step is more likely the cause than a victim.
+        first = min(failed, key=lambda row: (row.step is None, row.step or 0, row.rank))
+        return RunState("failed", _wording.failed_text(first.rank, first.step, first.reason))
+    if not coordinators and not all_ended:
+        return None
+    last = (coordinators or ended)[-1]
+    if last.end == _NORMAL:
+        took_s = last.ended_at - started_at if last.ended_at is not None else None
+        return RunState("finished", _wording.finished_text(took_s))
+    return RunState("stopped", _wording.stopped_text(last.reason or last.end, last.step))
+
+
+def _last_written(rows: Sequence[ParticipantView]) -> tuple[str, str]:
+    """Return the time of the newest record as its host's clock had it, and the host."""
+    written = [row for row in rows if row.last_at is not None]
+    if not written:
+        return "", ""
+    newest = min(written, key=lambda row: row.age.seconds)
+    at = time.localtime(newest.last_at)
+    same_day = at[:3] == time.localtime()[:3]
+    return time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", at), newest.host
