@@ -251,13 +251,11 @@ def find_run(root: Path | Sequence[Path], selector: str) -> Path:
         lambda directory, run: run.run_id.startswith(selector.lower()),
     )
     for test in tests:
-        found = {
-            run.run_id: (directory, run) for directory, run in manifests if test(directory, run)
-        }
-        if len(found) == 1:
-            return next(iter(found.values()))[0]
-        if found:
-            raise _conflict(selector, [run for _, run in found.values()])
+        fits = [(directory, run) for directory, run in manifests if test(directory, run)]
+        if len(fits) == 1:
+            return fits[0][0]
+        if fits:
+            raise _conflict(selector, fits)
     raise _not_found(f"There is no run {selector!r}", roots, [run for _, run in manifests])
 
 
