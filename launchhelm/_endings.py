@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Ending: TypeAlias = Callable[[str, str], object]
 """Called with a state (finished, error, interrupted, terminated) and a reason for people."""
@@ -40,7 +40,7 @@ def on_signals(
 
     Call it on the main thread. Returns a function that puts the earlier handlers back.
     """
-    before = {}
+    before: dict[int, Any] = {}  # Any: what signal.signal returned.
 
     def handle(number: int, frame: FrameType | None) -> None:
         ending("terminated", signal.Signals(number).name)

@@ -1,19 +1,17 @@
-"""The one background thread of a process: everything that touches the run directory's journals.
+"""The one background thread of a process, and the door to it: records in, durability out.
 
-Callers of `append`, on any thread, only leave an entry in the buffer. The thread numbers, encodes and
-writes; it also beats, and runs the callbacks given to `every`. A complete segment is sealed by a
-second, short-lived thread. Plain attributes go from the training thread to this one (`progress`) and
-back (`dropped`, `last_error`); no lock is shared between them.
+Callers of `append`, on any thread, only leave an entry in the buffer. The thread numbers, encodes
+and writes; it also beats, and runs the callbacks given to `every`. Plain attributes go from the
+training thread to this one (`progress`) and back (`dropped`, `last_error`); no lock is shared.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import threading
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,33 +19,27 @@ from queue import Empty, SimpleQueue
 from time import sleep
 from typing import Any, Final
 
-from launchhelm._buffer import Buffer, Entry, Ticket
+from launchhelm._buffer import Buffer, Ticket
 from launchhelm._clock import SYSTEM_CLOCK, Clock
+from launchhelm._drain import BARRIER, Drain
+from launchhelm._faults import Faults
 from launchhelm.errors import BufferFull, ConfigError
 from launchhelm.records import WriterId
 from launchhelm.store import layout
 from launchhelm.store.mount import is_network
-from launchhelm.store.segment import seal
 from launchhelm.store.writer import JournalWriter
 
 __all__ = ["Progress", "Recorder", "Ticket"]
-
-_log = logging.getLogger("launchhelm")
 
 LOCAL_FLUSH_S: Final = 0.25
 NETWORK_FLUSH_S: Final = 1.0
 PATIENCE_S: Final = 5.0
 """How long log() may wait in all, in one run, for storage that does not accept writes."""
 
-_RETRY_S: Final = (1.0, 2.0, 4.0, 8.0, 10.0)
-_BATCH_RECORDS: Final = 512
-_FLUSH_BYTES: Final = 4 << 20
-_POLL_S: Final = 0.01
 _BACKLOG_RECORDS: Final = 2000
+_POLL_S: Final = 0.01
 _FAULT_REST_S: Final = 0.1
 _LONGEST_SLEEP_S: Final = 60.0
-_BARRIER: Final = ""
-"""Kind of an entry that only carries a ticket."""
 
 
 @dataclass(slots=True)
@@ -83,7 +75,8 @@ class Recorder:
         flush_s: Seconds from an append to durability; None chooses by the file system.
         buffer_bytes: Estimated memory of waiting records.
         buffer_records: Waiting metric records, console lines and rich values.
-        segment_bytes: Size of the first segment.
+        segment_bytes: Size of the first segment; each further one is twice as large.
+        max_segment_bytes: Size of the largest.
     """
 
     def __init__(
@@ -109,10 +102,7 @@ class Recorder:
         self.writer_id = writer
         self.progress = Progress(phase_since=clock.monotonic())
         self.late = 0
-        self.last_error: str | None = None
-        self.faults: Counter[str] = Counter()
         self._overflow = overflow
-        self._clock = clock
         self._wall = clock.wall
         self._monotonic = clock.monotonic
         self._heartbeat_s = heartbeat_s
@@ -121,7 +111,8 @@ class Recorder:
         self._flush_s = flush_s
         self._buffer = Buffer(max_bytes=buffer_bytes, max_records=buffer_records)
         self._put = self._buffer.put
-        self._journal = JournalWriter(
+        self._faults = Faults(self._note_fault)
+        journal = JournalWriter(
             self.run_directory / layout.DATA,
             writer,
             {"hb_s": heartbeat_s, "flush_s": flush_s, **opening},
@@ -129,31 +120,34 @@ class Recorder:
             segment_bytes=segment_bytes,
             max_segment_bytes=max_segment_bytes,
         )
+        self._drain = Drain(self._buffer, journal, self._faults, clock)
         self._thread: threading.Thread | None = None
-        self._sealer: threading.Thread | None = None
-        self._to_seal: deque[Path] = deque()
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._idle = False
         self._accepting = False
         self._inert = False
         self._closing: Ticket | None = None
-        self._done = Ticket()
-        self._refused = 0
-        self._reported = 0
+        self._ended = Ticket()
         self._patience_s = PATIENCE_S
-        self._tickets: list[Ticket] = []
         self._flush_due: float | None = None
-        self._retry_at: float | None = None
-        self._retries = 0
         self._beats = itertools.count(1)
         self._beat_due = 0.0
         self._callbacks: list[_Callback] = []
-        self._warned: set[str] = set()
 
     @property
     def dropped(self) -> int:
         """Records given up or refused so far."""
-        return self._buffer.given_up + self._refused
+        return self._buffer.lost
+
+    @property
+    def last_error(self) -> str | None:
+        """Why storage does not accept writes now; None while it does."""
+        return self._drain.last_error
+
+    @property
+    def faults(self) -> Counter[str]:
+        """Failures inside, by component."""
+        return self._faults.counts
 
     def start(self) -> None:
         """Open the first segment, durable on return, and start the thread.
@@ -163,7 +157,7 @@ class Recorder:
         """
         try:
             (self.run_directory / layout.DATA).mkdir(parents=True, exist_ok=True)
-            self._journal.flush()
+            self._drain.open()
         except OSError as error:
             raise ConfigError(
                 f"{self.run_directory} cannot be written: {error.strerror or error}.",
@@ -227,15 +221,14 @@ class Recorder:
         """
         if self._inert or self._thread is None:
             return
-        if not self._accepting:
-            ticket = self._closing
-        else:
+        ticket = self._closing
+        if ticket is None:
             ticket = Ticket()
-            self._buffer.put_kept(_BARRIER, {}, None, None, 0.0, ticket)
+            self._buffer.put_kept(BARRIER, {}, None, None, 0.0, ticket)
             self.wake()
         if threading.current_thread() is self._thread:
-            self._guarded("flush", self._write_all)
-        if ticket is not None and not ticket.wait(timeout_s):
+            self._faults.guard("flush", self._drain.run)
+        if not ticket.wait(timeout_s):
             raise TimeoutError(
                 f"The run directory has not accepted everything within {timeout_s:g} s"
                 + (f" ({self.last_error})." if self.last_error else ".")
@@ -248,7 +241,7 @@ class Recorder:
         self.wake()
 
     def wake(self) -> None:
-        """Let the thread look at once for urgent records and due callbacks."""
+        """Let the thread look for urgent records and due callbacks."""
         self._wakes.put(None)
 
     def close(self, state: str, reason: str, timeout_s: float, *, close_run: bool = True) -> bool:
@@ -261,18 +254,17 @@ class Recorder:
         """
         if self._inert or self._thread is None:
             return True
+        deadline = self._monotonic() + timeout_s
         if self._closing is None:
             body = {"state": state, "reason": reason, "close_run": close_run}
-            ticket = Ticket()
-            self._buffer.put_kept("close", body, self.progress.step, None, self._wall(), ticket)
-            self._closing = ticket
             self._accepting = False
+            ticket = self._closing = Ticket()
+            self._buffer.put_kept("close", body, self.progress.step, None, self._wall(), ticket)
         self.wake()
-        deadline = self._monotonic() + timeout_s
-        if not self._thread.is_alive():
-            self._guarded("close", self._write_all)
+        if not self._thread.is_alive() and not self._closing.durable:
+            self._faults.guard("flush", self._drain.run)
         durable = self._closing.wait(timeout_s)
-        self._done.wait(max(0.0, deadline - self._monotonic()))
+        self._ended.wait(max(0.0, deadline - self._monotonic()))
         return durable
 
     # --- the slow paths of append -----------------------------------------------------------------
@@ -291,13 +283,11 @@ class Recorder:
         if self._overflow == "raise":
             raise BufferFull
         if self._overflow == "drop_new":
-            self._refused += 1
-            self._warn_full()
-            return False
+            return self._refuse()
         self._rouse()
         while not self._put(kind, body, step, axes, at):
             if self._patience_s > 0:
-                # Backpressure from a busy but working thread is not counted: entries are taken.
+                # Waiting for a busy thread that takes entries is not counted, only for storage.
                 taken = self._buffer.taken
                 sleep(_POLL_S)
                 if self._buffer.taken == taken:
@@ -305,10 +295,13 @@ class Recorder:
             elif self._buffer.give_up_oldest():
                 self._warn_full()
             else:
-                self._refused += 1
-                self._warn_full()
-                return False
+                return self._refuse()
         return True
+
+    def _refuse(self) -> bool:
+        self._buffer.lost += 1
+        self._warn_full()
+        return False
 
     def _rouse(self) -> None:
         self._idle = False
@@ -317,35 +310,30 @@ class Recorder:
     def _count_late(self) -> None:
         self.late += 1
         if self._inert:
-            self._warn_once(
+            self._faults.warn(
                 "fork",
                 "This process was forked from one that records a run. It does not record: "
                 "log in the parent, or start a run of its own with launchhelm.init().",
             )
         elif self._thread is not None:
-            self._warn_once("late", "Something was logged after finish(); it is discarded.")
+            self._faults.warn("late", "Something was logged after finish(); it is discarded.")
 
     def _warn_full(self) -> None:
-        self._warn_once(
+        self._faults.warn(
             "full",
-            f"{self.run_directory} does not accept writes ({self.last_error or 'it hangs'}); the "
-            "buffer is full and metric points are given up, oldest first. Training goes on.",
+            f"{self.run_directory} does not accept writes ({self.last_error or 'it hangs'}) and "
+            "the buffer is full. Metric points are given up and counted. Training goes on.",
         )
-
-    def _warn_once(self, cause: str, message: str) -> None:
-        if cause not in self._warned:
-            self._warned.add(cause)
-            _log.warning(message)
 
     # --- the thread -------------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        while not self._done.durable:
-            if not self._guarded("recorder", self._turn):
+        while not self._ended.durable:
+            if not self._faults.guard("recorder", self._turn):
                 sleep(_FAULT_REST_S)
             if self._closing is not None and self._closing.durable:
-                self._guarded("seal", self._finish)
-                self._done.resolve()
+                self._faults.guard("seal", self._drain.finish)
+                self._ended.resolve()
 
     def _turn(self) -> None:
         """Sleep until something is due, then do it."""
@@ -354,13 +342,13 @@ class Recorder:
         self._run_callbacks(now)
         if now >= self._beat_due:
             self._beat(now)
-        self._flush_if_due()
+        self._drain_if_due()
 
     def _sleep(self) -> None:
         due = min((callback.due for callback in self._callbacks), default=self._beat_due)
         due = min(due, self._beat_due)
-        if self._retry_at is not None:
-            due = min(due, self._retry_at)
+        if self._drain.retry_at is not None:
+            due = min(due, self._drain.retry_at)
         elif self._flush_due is not None:
             due = min(due, self._flush_due)
         else:
@@ -376,97 +364,23 @@ class Recorder:
             pass
         self._idle = False
 
-    def _flush_if_due(self) -> None:
+    def _drain_if_due(self) -> None:
         now = self._monotonic()
         if self._flush_due is None and self._buffer:
             self._flush_due = now + self._flush_s
         if not self._buffer.is_urgent():
-            due = self._flush_due if self._retry_at is None else self._retry_at
+            retry_at = self._drain.retry_at
+            due = self._flush_due if retry_at is None else retry_at
             if due is None or now < due:
                 return
-        wrote = self._write_all()
+        wrote = self._drain.run()
         # Where one record came, another will: look again after the interval without being woken,
         # so that a steadily logging thread never makes a system call.
         pause_s = 0.0 if len(self._buffer) > _BACKLOG_RECORDS else self._flush_s
         self._flush_due = self._monotonic() + pause_s if wrote else None
 
-    def _write_all(self) -> bool:
-        """Make what is in the buffer now durable; return whether there was anything."""
-        waiting = len(self._buffer)
-        wrote = bool(waiting or self._journal.pending_bytes)
-        try:
-            self._report_losses()
-            while waiting > 0:
-                taken = self._buffer.take(min(waiting, _BATCH_RECORDS), self._encode)
-                waiting = waiting - taken if taken else 0
-                if self._journal.pending_bytes >= _FLUSH_BYTES:
-                    self._flush_journal()
-            self._flush_journal()
-        except OSError as error:
-            self._failed(error)
-        return wrote
-
-    def _flush_journal(self) -> None:
-        if self._journal.pending_bytes:
-            self._journal.flush()
-        tickets, self._tickets = self._tickets, []
-        for ticket in tickets:
-            ticket.resolve()
-        if self._retries:
-            self._recovered()
-        if self._journal.is_full:
-            self._rotate()
-
-    def _encode(self, entry: Entry) -> None:
-        """Give one entry its number and line. Only an OSError leaves it in the buffer."""
-        try:
-            if entry.kind != _BARRIER:
-                self._journal.append(
-                    entry.kind, entry.body, step=entry.step, axes=entry.axes, at=entry.at
-                )
-        except OSError:
-            raise
-        except Exception as error:  # Protects the records behind this one.
-            self._refused += 1
-            self._fault("encoder", error)
-        if entry.ticket is not None:
-            self._tickets.append(entry.ticket)
-
-    def _report_losses(self) -> None:
-        lost = self.dropped - self._reported
-        if lost:
-            first, last = self._journal.skip(lost)
-            self._reported += lost
-            self._journal.append("gap", {"first": first, "last": last, "why": "buffer full"})
-        odd = self._journal.odd
-        if odd:
-            self.faults.update(odd)
-            odd.clear()
-            self._warn_once(
-                "odd", "A metric value could not be kept, and others may not be either."
-            )
-
-    def _failed(self, error: OSError) -> None:
-        self.last_error = error.strerror or str(error)
-        self.faults["storage"] += 1
-        wait_s = _RETRY_S[min(self._retries, len(_RETRY_S) - 1)]
-        self._retries += 1
-        self._retry_at = self._monotonic() + wait_s
-        self._warn_once(
-            f"storage {error.errno}",
-            f"{self.run_directory} does not accept writes: {self.last_error}. Records are kept in "
-            "memory and tried again. Training goes on.",
-        )
-
-    def _recovered(self) -> None:
-        error, count = self.last_error, self._retries
-        self._retries, self._retry_at, self.last_error = 0, None, None
-        self._patience_s = PATIENCE_S if self._patience_s > 0 else 0.0
-        self._note_fault("storage", error or "", count)
-
     def _beat(self, now: float) -> None:
-        # A beat that comes late is not made up for, and one that cannot be written is left out:
-        # the counter shows it.
+        # A beat that comes late is not made up for, and one that cannot be written is left out.
         self._beat_due = max(self._beat_due + self._heartbeat_s, now)
         progress = self.progress
         body: dict[str, Any] = {
@@ -475,73 +389,24 @@ class Recorder:
             "phase": progress.phase,
             "phase_s": round(max(0.0, now - progress.phase_since), 3),
         }
-        if progress.exchange_wait_ms is not None:
-            body["exchange_wait_ms"] = round(progress.exchange_wait_ms, 4)
-        if progress.step_time_ms is not None:
-            body["step_time_ms"] = round(progress.step_time_ms, 4)
+        for name in ("exchange_wait_ms", "step_time_ms"):
+            value = getattr(progress, name)
+            if value is not None:
+                body[name] = round(value, 4)
         if self.dropped:
             body["lost"] = self.dropped
         if self.faults:
             body["errors"] = self.faults.total()
-        if self._retry_at is None:
+        if self._drain.retry_at is None:
             self._buffer.put_kept("hb", body, progress.step, None, self._wall(), None)
             if self._flush_due is None:
-                self._write_all()
+                self._drain.run()
 
     def _run_callbacks(self, now: float) -> None:
         for callback in self._callbacks:
             if now >= callback.due:
-                callback.due = now + callback.interval_s
-                self._guarded("callback", callback.run)
+                self._faults.guard("callback", callback.run)
                 callback.due = self._monotonic() + callback.interval_s
-
-    # --- sealing ----------------------------------------------------------------------------------
-
-    def _rotate(self) -> None:
-        journal = self._journal.rotate()
-        if journal is not None:
-            self._to_seal.append(journal)
-        if self._to_seal and (self._sealer is None or not self._sealer.is_alive()):
-            self._sealer = threading.Thread(
-                target=self._seal_all, name="launchhelm-sealer", daemon=True
-            )
-            self._sealer.start()
-
-    def _seal_all(self) -> None:
-        """Seal what is complete; a journal that cannot be sealed stays, and is tried once more."""
-        for _ in range(len(self._to_seal)):
-            journal = self._to_seal.popleft()
-            try:
-                seal(journal, clock=self._clock)
-            except Exception as error:  # Protects the thread: the journal is as good as a segment.
-                self._fault("seal", error)
-                self._to_seal.append(journal)
-
-    def _finish(self) -> None:
-        journal = self._journal.rotate()
-        if self._sealer is not None:
-            self._sealer.join()
-        if journal is not None:
-            self._to_seal.append(journal)
-        self._seal_all()
-
-    # --- faults -----------------------------------------------------------------------------------
-
-    def _guarded(self, component: str, action: Callable[[], object]) -> bool:
-        try:
-            action()
-        except Exception as error:  # Protects training, and the thread itself.
-            self._fault(component, error)
-            return False
-        return True
-
-    def _fault(self, component: str, error: Exception) -> None:
-        self.faults[component] += 1
-        if f"fault {component}" in self._warned:
-            return
-        self._warned.add(f"fault {component}")
-        _log.error("Recording has a fault in its %s. Training goes on.", component, exc_info=error)
-        self._note_fault(component, f"{type(error).__name__}: {error}", 1)
 
     def _note_fault(self, component: str, error: str, count: int) -> None:
         body = {"type": "fault", "component": component, "error": error, "count": count}
@@ -553,8 +418,7 @@ class Recorder:
         self._accepting = False
         self._idle = False
         self._buffer.clear()
-        self._done = Ticket()
-        self._warned = set()
+        self._faults.forget()
 
 
 @dataclass(slots=True)

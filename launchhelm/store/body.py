@@ -53,7 +53,7 @@ def encode(kind: str, body: Mapping[str, Any], odd: Counter[str]) -> bytes:
 
 
 def plain(value: Any, depth: int = _DEPTH) -> Any:
-    """Return the same data as JSON has it; NaN and infinities are tagged, other objects are text."""
+    """Return the same data as JSON has it: odd numbers are tagged, other objects are text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

@@ -49,11 +49,7 @@ def open_sealed(path: Path) -> sqlite3.Connection:
             connection.close()
             raise
     except sqlite3.Error as error:
-        raise StorageError(
-            f"The sealed segment {path.name} cannot be read: {error}.",
-            kept="Nothing in it was changed.",
-            remedy="If the run directory was copied while it was written, copy it again.",
-        ) from error
+        raise damaged(path, error) from error
     if application_id != schema.APPLICATION_ID or version > FORMAT:
         connection.close()
         found = (
@@ -67,3 +63,12 @@ def open_sealed(path: Path) -> sqlite3.Connection:
             remedy="Read it with a newer launchhelm-offline." if version > FORMAT else "",
         )
     return connection
+
+
+def damaged(path: Path, error: sqlite3.Error) -> StorageError:
+    """Make the error for a segment that SQLite cannot read."""
+    return StorageError(
+        f"The sealed segment {path.name} is damaged: {error}.",
+        kept="Other segments are not affected, and nothing in this one was changed.",
+        remedy="If the run directory was copied, copy it again.",
+    )

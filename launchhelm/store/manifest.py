@@ -6,6 +6,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -231,10 +232,8 @@ def write_durably(path: Path, data: bytes, *, mode: int = 0o640) -> None:
         _write_new(hidden, data, mode)
         os.rename(hidden, path)
     except BaseException:
-        try:
+        with suppress(OSError):
             os.unlink(hidden)
-        except OSError:
-            pass
         raise
     _sync_directory(path.parent)
 

@@ -1,10 +1,11 @@
-"""What the file system under a run directory can do: seen from its mount, then tried with a file."""
+"""What the file system under a run directory can do: read from the mount table, then tried."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -12,10 +13,13 @@ from launchhelm.errors import ConfigError
 from launchhelm.store.layout import hidden_name
 
 _MOUNTS: Final = Path("/proc/self/mounts")
-_NETWORK: Final = frozenset(
-    "9p afs afpfs beegfs ceph cifs coda gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs "
-    "panfs pvfs2 smb2 smb3 smbfs virtiofs wekafs".split()
-)
+# fmt: off
+_NETWORK: Final = frozenset((
+    "9p", "afs", "afpfs", "beegfs", "ceph", "cifs", "coda", "gfs2", "glusterfs", "gpfs",
+    "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb2", "smb3",
+    "smbfs", "virtiofs", "wekafs",
+))
+# fmt: on
 _NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.EIO)
 
 
@@ -82,10 +86,9 @@ def self_test(run_directory: Path) -> list[str]:
         ) from error
     finally:
         for path in (made, renamed):
-            try:
+            # Either it never came to be, or its deletion is what failed.
+            with suppress(OSError):
                 os.unlink(path)
-            except OSError:
-                pass  # Either it never came to be, or its deletion is what failed.
     return warnings
 
 

@@ -1,11 +1,12 @@
 """The tables of a sealed segment, format 1.
 
     meta    key, value: the open line of the journal as JSON, first_seq, first_ms, records, ...
-    record  one row per record: seq (counted from meta.first_seq), step, ms (from meta.first_ms), axes
+    record  one row per record: seq (from meta.first_seq), step, ms (from meta.first_ms), axes
     point   one row per metric value; id = series << 20 | seq, so that rows of a series lie together
     series  one row per metric name and class of value
     entry   kind and JSON body of every record; metric records ("m") have no row, "sys" no body
-    block   sums of each 256 consecutive points of a name
+    block   sums of each 256 consecutive points of a name, under its first series; `odd` of the n
+            are no finite numbers and stand in no sum
     metric  view for people: seq, name, step, ts, value
     event   view for people: seq, kind, step, ts, body
 
@@ -33,7 +34,7 @@ BLOCK_POINTS: Final = 256
 PAGE_BYTES: Final = 4096
 
 CLASSES: Final = ("float", "int", "bool", "str", "special", "bigint", "json")
-"""How `point.value` is to be read: special is NaN, Infinity or -Infinity, json is any other value."""
+"""How `point.value` is to be read: special is NaN or an infinity, json is any other value."""
 
 _SEQ: Final = f"(p.id & {MAX_RECORDS}) + (SELECT value FROM meta WHERE key = 'first_seq')"
 _TS: Final = "(r.ms + (SELECT value FROM meta WHERE key = 'first_ms')) / 1000.0"

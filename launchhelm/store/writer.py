@@ -12,6 +12,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -211,10 +212,8 @@ class JournalWriter:
         self.durable_seq = self.next_seq
 
     def _abandon(self) -> None:
-        try:
+        with suppress(OSError):  # The error that led here says more.
             self._close_descriptor()
-        except OSError:
-            pass  # The error that led here says more.
 
     def _close_descriptor(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
