@@ -13,7 +13,6 @@ not begun) or unknown (it had).
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -30,6 +29,7 @@ from launchhelm.store.claims import Claims, Ledger
 from launchhelm.store.inbox import Arrival, Inbox
 from launchhelm.store.layout import CommandName
 from launchhelm.values.names import require_name
+from launchhelm.views.liveness import process_is_gone
 
 CLAIM_WHILE_PASSED_S: Final = 60.0
 """Commands are claimed only while the loop passed a control point this recently."""
@@ -398,7 +398,8 @@ class CommandDesk:
                 inbox.remove(file)
                 continue
             since = self._strangers_since.setdefault(file, now)
-            if claims.has_ended or _is_gone(claims) or now - since > GRACE_S:
+            opening = self._ledger.opening(file.taken_by)
+            if claims.has_ended or process_is_gone(opening) or now - since > GRACE_S:
                 self._close_stranger(file, claims, state, inbox)
 
     def _close_stranger(self, file: CommandName, claims: Claims, state: str, inbox: Inbox) -> None:
@@ -471,15 +472,3 @@ class CommandDesk:
                 text = str(error) or type(error).__name__
                 return decide.Judgement("rejected", "local_validation", text)
         return decide.Judgement(decide.FIT)
-
-
-def _is_gone(claims: Claims) -> bool:
-    """Whether a process of this very host is known to have ended."""
-    if not claims.pid or not claims.boot or claims.host != os.uname().nodename:
-        return False
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            same_boot = file.read().strip() == claims.boot
-        return same_boot and not os.path.exists(f"/proc/{claims.pid}")
-    except OSError:
-        return False
