@@ -32,7 +32,7 @@ def open_sealed(path: Path) -> sqlite3.Connection:
         FileNotFoundError: The file is gone; list the directory again.
         StorageError: Not a segment, damaged, or of a newer format.
     """
-    path.stat()
+    size = path.stat().st_size
     try:
         connection = sqlite3.connect(
             f"file:{quote(str(path))}?mode=ro&immutable=1",
@@ -45,6 +45,11 @@ def open_sealed(path: Path) -> sqlite3.Connection:
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             application_id = connection.execute("PRAGMA application_id").fetchone()[0]
             version = connection.execute("PRAGMA user_version").fetchone()[0]
+            pages = connection.execute("PRAGMA page_count").fetchone()[0]
+            # SQLite takes what is missing at the end of a file for zeros: a copy that was cut
+            # short would give wrong rows instead of an error.
+            if pages * schema.PAGE_BYTES != size and application_id == schema.APPLICATION_ID:
+                raise sqlite3.DatabaseError("the file is not as long as its header says")
         except BaseException:
             connection.close()
             raise

@@ -112,5 +112,5 @@ def lines_backwards(
         yield from reversed(lines[1:])
         if len(carry) > MAX_LINE_BYTES:
             carry = b""  # No good line is that long; what is left of it fails its checksum.
-    if carry and not at_end:
+    if not at_end:
         yield carry
