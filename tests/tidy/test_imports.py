@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "store": FLOOR,
     "controls": FLOOR | {"values"},
     "values": FLOOR,
-    "views": STORE,
+    "views": STORE | {"values"},
     "recorder": STORE | {"values"},
     "system": FLOOR,
     "run": RUN | {"system"},
@@ -31,15 +31,36 @@ MAY_IMPORT = {
 }
 PART_OF = {
     **dict.fromkeys(
-        ("errors", "records", "_clock", "_ids", "_settings", "_optional", "_wsgi", "_wording"),
+        (
+            "errors",
+            "records",
+            "_clock",
+            "_ids",
+            "_settings",
+            "_optional",
+            "_wsgi",
+            "_wording",
+            "_faults",
+        ),
         "floor",
     ),
-    **dict.fromkeys(("_recorder", "_buffer"), "recorder"),
+    **dict.fromkeys(("_recorder", "_buffer", "_drain"), "recorder"),
     "views": "views",
     "__main__": "cli",
     **{name: name for name in ("store", "controls", "values", "system", "torch", "cli")},
     **dict.fromkeys(
-        ("run", "env", "commands", "models", "runtime", "_commands", "_console", "_attach"), "run"
+        (
+            "run",
+            "env",
+            "commands",
+            "models",
+            "runtime",
+            "_commands",
+            "_console",
+            "_endings",
+            "_attach",
+        ),
+        "run",
     ),
     "__init__": "run",
 }

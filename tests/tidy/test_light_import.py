@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = ("torch", "numpy", "httpx", "sqlite_utils", "psutil", "pandas", "orjson", "asyncio")
+HEAVY = ("torch", "numpy", "httpx", "sqlite_utils", "psutil", "pandas", "asyncio")
 
 
 def _python(code: str, cwd: Path) -> str:
