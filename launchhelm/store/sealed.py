@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from launchhelm.records import Record
+from launchhelm.records import MetricValue, Record
 from launchhelm.store import layout
-from launchhelm.store.columns import DECODE
 from launchhelm.store.columns import DECODE
 from launchhelm.store.connection import damaged, open_sealed
 from launchhelm.store.schema import MAX_RECORDS, SEQ_BITS
@@ -96,6 +95,24 @@ def sealed_names(path: Path) -> dict[str, str]:
     with _open(path) as connection:
         rows = connection.execute("SELECT name, class FROM series ORDER BY id DESC")
         return dict(rows.fetchall())
+
+
+def sealed_newest(path: Path) -> dict[str, MetricValue]:
+    """Return the newest value of every metric of a segment."""
+    newest: dict[str, tuple[int, MetricValue]] = {}
+    with _open(path) as connection:
+        for number, name, kind in connection.execute(
+            "SELECT id, name, class FROM series"
+        ).fetchall():
+            base = number << SEQ_BITS
+            row = connection.execute(
+                "SELECT id, value FROM point WHERE id BETWEEN ? AND ? ORDER BY id DESC LIMIT 1",
+                (base, base + MAX_RECORDS),
+            ).fetchone()
+            if row is not None and row[0] - base >= newest.get(name, (-1, 0))[0]:
+                decode = DECODE.get(kind)
+                newest[name] = (row[0] - base, decode(row[1]) if decode else row[1])
+    return {name: value for name, (_, value) in newest.items()}
 
 
 def sealed_step_range(path: Path) -> tuple[int, int] | None:

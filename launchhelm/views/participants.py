@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from launchhelm.errors import StorageError
-from launchhelm.records import Record, WriterId
+from launchhelm.records import MetricValue, Record, WriterId
 from launchhelm.store.journal import (
     lines_backwards,
     number_and_kind,
@@ -23,7 +23,7 @@ from launchhelm.store.journal import (
     record_of,
 )
 from launchhelm.store.layout import DATA, SegmentName
-from launchhelm.store.sealed import sealed_entries, sealed_meta
+from launchhelm.store.sealed import sealed_entries, sealed_meta, sealed_newest
 from launchhelm.views.liveness import (
     BEAT_S,
     LATE_S,
@@ -105,7 +105,8 @@ class Watch:
         self.beat: Record | None = None
         self.earlier_beat: Record | None = None
         self.close: Record | None = None
-        self.metrics: Record | None = None
+        self.metrics: dict[str, MetricValue] = {}
+        self._metrics_seq = -1
         self.faults: dict[str, int] = {}
         self.step: int | None = None
         self.last_at: float | None = None
@@ -121,12 +122,13 @@ class Watch:
         """Take in what is new. Never raises for what it finds; see `problem`."""
         number = max(files)
         self.problem = ""
-        if self.close is None or number != self._number:
+        is_new = number != self._number
+        if self.close is None or is_new:
             try:
                 self._look_at(directory, number, files)
                 # In a segment that was just begun the last heartbeat is in the one before.
-                for earlier in sorted(files, reverse=True)[1:3]:
-                    if not self._knows_its_state():
+                for earlier in sorted(files, reverse=True)[1:3] if is_new else ():
+                    if not self._knows_enough():
                         self._look_at(directory, earlier, files, whole=True)
             except (OSError, StorageError) as error:
                 if not isinstance(error, FileNotFoundError):
@@ -156,8 +158,9 @@ class Watch:
                 self._number, self._size = number, size
                 self._modified_at = os.fstat(descriptor).st_mtime
 
-    def _knows_its_state(self) -> bool:
-        return self.beat is not None or self.close is not None
+    def _knows_enough(self) -> bool:
+        is_known = self.beat is not None or self.close is not None
+        return is_known and bool(self.metrics or self.writer.rank)
 
     def _look_at_tail(self, descriptor: int, size: int, start: int) -> None:
         if not self.opening:
@@ -185,6 +188,8 @@ class Watch:
             self.opening = dict(sealed_meta(path).opening)
         for record in sealed_entries(path, TAIL_KINDS):
             self._take(record)
+        if self.writer.rank == 0 and self._metrics_seq < 0:
+            self.metrics = sealed_newest(path)
 
     def _take(self, record: Record) -> None:
         """Take in a record; they come in any order, and some twice."""
@@ -202,8 +207,8 @@ class Watch:
                 self.earlier_beat = record
         elif record.kind == "close":
             self.close = record
-        elif record.kind == "m" and (self.metrics is None or record.seq > self.metrics.seq):
-            self.metrics = record
+        elif record.kind == "m" and record.seq > self._metrics_seq:
+            self.metrics, self._metrics_seq = dict(record.body), record.seq
         elif record.kind == "ev" and record.body.get("type") == "fault":
             component = str(record.body.get("component", ""))
             count = record.body.get("count", 1)

@@ -149,7 +149,6 @@ def summarise(directory: Path, observer: Observer) -> RunSummary | None:
         still=still,
     )
     front = [row for row in rows if row.rank == 0]
-    newest = watches[-1].metrics if watches else None
     return RunSummary(
         directory=directory,
         run_id=manifest.run_id,
@@ -166,7 +165,7 @@ def summarise(directory: Path, observer: Observer) -> RunSummary | None:
         group=str(extra.get("group", "")),
         tags=tuple(extra.get("tags", ())),
         config=dict(manifest.config),
-        metrics=dict(newest.body) if newest is not None else {},
+        metrics=watches[-1].metrics if watches else {},
         waiting=0 if state.is_over else _waiting(directory),
         problem="; ".join(watch.problem for watch in watches if watch.problem),
     )

@@ -44,7 +44,7 @@ _LISTINGS: Final = 4
 _STEP = re.compile(rb',"s":(-?\d+|null),')
 _HEAD_BYTES: Final = 160
 _LATEST_TRIES: Final = 64
-_NAMED_KINDS: Final = METRIC_KINDS | {"rich"}
+_NAMED_KINDS: Final = METRIC_KINDS | {"rich", "con"}
 _KIND_OF_CLASS: Final = {"bool": "boolean", "str": "string", "json": "object"}
 
 Axes: TypeAlias = Mapping[str, str]
@@ -374,6 +374,8 @@ class Series:
                 }
                 for rich in sealed_entries(self._path(name), {"rich"}):
                     kinds.update(_kinds_of(rich))
+                for text in itertools.islice(sealed_entries(self._path(name), {"con"}), 1):
+                    kinds.update(_kinds_of(text))
                 self._kinds[key] = (0, kinds)
             return kinds
         with opened(self._path(name)) as (descriptor, size):
@@ -460,6 +462,8 @@ def _started(points: Iterator[Point]) -> Iterator[Point]:
 
 
 def _kinds_of(record: Record) -> dict[str, str]:
+    if record.kind == "con":
+        return {"console": "string"}
     if record.kind == "rich":
         name = record.body.get("name")
         return {name: "object"} if isinstance(name, str) else {}
