@@ -52,7 +52,10 @@ def payload_of(words: Sequence[str], capability: Capability) -> dict[str, Any]:
         try:
             payload[key] = value_of(text, node)
         except ValueError:
-            raise UsageError(f"{name}: {key} takes {type_text(node)}, got {text!r}.") from None
+            raise UsageError(
+                f"{name}: {key} takes {type_text(node)}, got {text!r}.",
+                remedy=f"{name} takes {fields_text(capability)}.",
+            ) from None
     return payload
 
 

@@ -17,6 +17,7 @@ group: before: after: match fields; name=value (= != < <= > >= ~) compares confi
 negates."""
 
 _ROWS_ON_A_TERMINAL: Final = 50
+_SHORTEST_ID: Final = 8
 
 _COLUMNS: Final[Mapping[str, str]] = {
     "run": "name",
@@ -51,8 +52,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare what `ls` takes."""
     parser.add_argument("filter", nargs="*", metavar="FILTER", help="terms that all must hold")
     parser.add_argument(
-        "--sort", metavar="KEY", default="age", help="a column; -KEY reverses; default age"
+        "--sort", metavar="COLUMN", default="age", help="order; default age, youngest first"
     )
+    parser.add_argument("--reverse", action="store_true", help="the other way round")
     parser.add_argument(
         "--columns",
         metavar="A,B",
@@ -68,7 +70,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Print one row per run."""
     columns = _columns(arguments.columns)
-    key, reverse = _sort_key(arguments.sort)
+    key, reverse = _sort_key(arguments.sort, arguments.reverse)
     keep = _filter.parse(" ".join(arguments.filter))
     problems: list[str] = []
     roots = selection.roots(arguments)
@@ -101,15 +103,14 @@ def _print(
     shown = rows
     if output.terminal and not arguments.all:
         shown = rows[:_ROWS_ON_A_TERMINAL]
-    titles = [row["name"] for row in rows]
-    now = time.time()
-    cells = []
-    for row in shown:
-        cells.append(
-            [_cell(row, column, now, twice=titles.count(row["name"]) > 1) for column in columns]
-        )
     if not shown:
         return
+    now = time.time()
+    short = _prefixes([str(row["id"]) for row in rows])
+    cells = [
+        [short[str(row["id"])] if column == "id" else _cell(row, column, now) for column in columns]
+        for row in shown
+    ]
     head = [column.upper() for column in columns]
     tones = [_TONES.get(str(row["state"]), "") for row in shown]
     output.table(head, cells, right=_RIGHT, tones=tones)
@@ -117,11 +118,16 @@ def _print(
         output.say(f"{len(shown)} of {len(rows):,} runs; --all shows the rest")
 
 
-def _cell(row: documents.Document, column: str, now: float, *, twice: bool) -> str:
+def _prefixes(ids: list[str]) -> dict[str, str]:
+    """Cut ids to the shortest beginnings of one length that still tell all of them apart."""
+    length, count = _SHORTEST_ID, len(set(ids))
+    while len({each[:length] for each in ids}) < count:
+        length += 1
+    return {each: each[:length] for each in ids}
+
+
+def _cell(row: documents.Document, column: str, now: float) -> str:
     value: Any = row.get(_COLUMNS[column])
-    if column == "run":
-        title = _wording.plain(str(value))
-        return f"{title} {str(row['id'])[:8]}" if twice and title else title
     if column == "step":
         return _wording.step_text(value)
     if column == "age":
@@ -139,12 +145,11 @@ def _columns(text: str | None) -> list[str]:
     return names
 
 
-def _sort_key(text: str) -> tuple[str, bool]:
-    name = text.removeprefix("-")
+def _sort_key(name: str, reverse: bool) -> tuple[str, bool]:
     if name not in _COLUMNS:
         raise UsageError(f"--sort: there is no column {name!r}; {', '.join(_COLUMNS)}.")
     # Age grows as the time of creation falls: youngest first needs it reversed.
-    return _COLUMNS[name], text.startswith("-") != (name == "age")
+    return _COLUMNS[name], reverse != (name == "age")
 
 
 def _sorted(rows: list[documents.Document], key: str, reverse: bool) -> list[documents.Document]:

@@ -1,0 +1,236 @@
+"""`launchhelm control`: nothing is written before the check; every way out says what happened."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from launchhelm.cli import _control_send
+from launchhelm.cli.control import arranged
+from launchhelm.records import Command, Outcome
+from tests.support.cli_runs import Coordinator, MadeRun, commands_in
+from tests.unit.cli.conftest import Cli
+
+
+def applied(command: Command) -> Outcome:
+    return Outcome(
+        command.id,
+        "applied",
+        applied_at={"step": 412},
+        applied_on=2,
+        of=2,
+        changes={"lr": {"old": [0.01, 0.01], "new": [0.005, 0.005]}},
+    )
+
+
+@pytest.fixture
+def run(root: Path) -> MadeRun:
+    return MadeRun(root, "ddp-run", ranks=2).train()
+
+
+def test_an_applied_command_is_answered_with_a_sentence_and_0(run: MadeRun, cli: Cli) -> None:
+    with Coordinator(run, applied) as coordinator:
+        ran = cli("control", "ddp-run", "lr", "scale=0.5", "--reason", "noisy since 9k")
+    assert ran.code == 0
+    assert ran.out == ("Applied at step 412 on all 2 processes, lr 0.01 -> 0.005 in 2 groups\n")
+    preview, when, written, picked_up = ran.err.splitlines()
+    assert preview == "lr 0.01 -> 0.005 in 2 groups; a schedule goes on from there"
+    assert when.startswith("at about step ") and when.endswith("on 2 processes.")
+    assert written.startswith("written ") and picked_up.startswith("picked up ")
+    (command,) = coordinator.taken
+    assert command.payload == {"scale": 0.5}
+    assert command.reason == "noisy since 9k"
+    assert command.issued_by
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (Outcome("", "rejected", code="not_permitted"), 6),
+        (Outcome("", "expired"), 6),
+        (Outcome("", "cancelled"), 6),
+        (Outcome("", "outcome_unknown", applied_on=1, of=2), 7),
+        (Outcome("", "a_word_of_the_future"), 8),
+    ],
+)
+def test_each_outcome_has_its_exit_code(
+    run: MadeRun, cli: Cli, outcome: Outcome, code: int
+) -> None:
+    with Coordinator(run, lambda command: outcome):
+        ran = cli("control", "ddp-run", "lr", "lr=0.1", "--timeout", "1")
+    assert ran.code == code
+    assert ran.out
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ("scale=0.5", "lr=1"),
+        ("lr=-1",),
+        ("lr=fast",),
+        ("lr=nan",),
+        ("rate=1",),
+        ("lr=1", "group=2"),
+        ("lr",),
+        (),
+    ],
+)
+def test_a_field_that_does_not_fit_is_usage_and_nothing_is_written(
+    run: MadeRun, cli: Cli, fields: tuple[str, ...]
+) -> None:
+    ran = cli("control", "ddp-run", "lr", *fields)
+    assert ran.code == 2
+    assert "lr" in ran.err and "scale" in ran.err
+    assert commands_in(run.path) == []
+
+
+def test_an_unknown_control_names_those_there_are(run: MadeRun, cli: Cli) -> None:
+    ran = cli("control", "ddp-run", "momentum", "value=1")
+    assert ran.code == 2
+    assert "lr, set_kl" in ran.err
+
+
+def test_check_says_what_would_change_and_writes_nothing(run: MadeRun, cli: Cli) -> None:
+    ran = cli("control", "ddp-run", "set_kl", "value=0.1", "--check")
+    assert ran.code == 0
+    assert ran.out.startswith("set_kl 0.5 -> 0.1\n")
+    document = cli("control", "ddp-run", "lr", "scale=0.5", "--check", "--json").document
+    assert document["changes"] == {"lr": {"old": [0.01, 0.01], "new": [0.005, 0.005]}}
+    assert document["sent"] is False
+    assert commands_in(run.path) == []
+
+
+@pytest.mark.parametrize("state", ["finished", "error", "terminated"])
+def test_a_run_that_has_ended_takes_no_command(root: Path, cli: Cli, state: str) -> None:
+    run = MadeRun(root, "over").train().end(state)
+    ran = cli("control", "over", "lr", "scale=0.5")
+    assert ran.code == 6
+    assert "has ended" in ran.err and "nothing changed" in ran.err
+    assert commands_in(run.path) == []
+
+
+def test_a_run_without_controls_or_with_control_off_says_so(root: Path, cli: Cli) -> None:
+    bare = MadeRun(root, "bare")
+    bare.journals[0].beat(3)
+    ran = cli("control", "bare", "lr", "scale=0.5")
+    assert ran.code == 6 and "declares no controls" in ran.err
+    off = MadeRun(root, "off").train()
+    off.report({"lr": [0.01]}, step=401, control="off", why="rank 1 left at step 300")
+    ran = cli("control", "off", "lr", "scale=0.5")
+    assert ran.code == 6 and "rank 1 left at step 300" in ran.err
+    assert commands_in(bare.path) == commands_in(off.path) == []
+
+
+def test_waiting_ends_with_8_and_the_command_stays(run: MadeRun, cli: Cli) -> None:
+    ran = cli("control", "ddp-run", "lr", "scale=0.5", "--timeout", "0.2s")
+    assert ran.code == 8
+    assert ran.out.startswith("Waiting")
+    (command,) = commands_in(run.path)
+    assert command["cmd"] in ran.err
+
+
+def test_no_wait_prints_the_id_and_leaves(run: MadeRun, cli: Cli) -> None:
+    ran = cli("control", "ddp-run", "lr", "scale=0.5", "--no-wait", "--at-step", "500")
+    assert ran.code == 0
+    (command,) = commands_in(run.path)
+    assert ran.out.strip() == command["cmd"]
+    assert command["first_step"] == 500
+    (line,) = cli("control", "ddp-run", "log", "--json").lines
+    assert line["id"] == command["cmd"] and line["state"] == "waiting"
+    assert line["text"].startswith("Scheduled for step 500")
+
+
+def test_a_command_is_expected_to_meet_the_values_that_were_seen(run: MadeRun, cli: Cli) -> None:
+    ran = cli("control", "ddp-run", "lr", "scale=0.5", "--expect", "lr=0.02", "--no-wait")
+    assert ran.code == 6 and "lr is 0.01 now, not 0.02" in ran.err
+    assert commands_in(run.path) == []
+    cli("control", "ddp-run", "lr", "scale=0.5", "--expect", "lr=0.01", "--no-wait")
+    (command,) = commands_in(run.path)
+    assert command["expected"] == {"lr": [0.01, 0.01]}
+
+
+class Terminal(io.StringIO):
+    """A standard input at which a person sits."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("answer", "code", "sent"), [("n\n", 6, 0), ("", 6, 0), ("y\n", 8, 1)])
+def test_only_a_terminal_is_asked_and_no_is_the_default(
+    run: MadeRun,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: str,
+    code: int,
+    sent: int,
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    ran = cli("control", "ddp-run", "lr", "scale=0.5", "--timeout", "0.1")
+    assert "Send? [y/N]" in ran.err
+    assert ran.code == code
+    assert len(commands_in(run.path)) == sent
+
+
+def test_yes_answers_the_question(run: MadeRun, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    ran = cli("control", "ddp-run", "lr", "scale=0.5", "--yes", "--no-wait")
+    assert ran.code == 0 and "Send?" not in ran.err
+
+
+def test_an_interrupt_leaves_the_command_and_names_it(
+    run: MadeRun, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_control_send.time, "sleep", interrupted)
+    ran = cli("control", "ddp-run", "lr", "scale=0.5")
+    assert ran.code == 130
+    (command,) = commands_in(run.path)
+    assert command["cmd"] in ran.err and "may still be applied" in ran.err
+
+
+def test_an_inbox_that_may_not_be_written_is_5(
+    run: MadeRun, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from launchhelm.store import inbox
+
+    def refused(path: Path, data: bytes, **mode: int) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(inbox, "write_durably", refused)
+    ran = cli("control", "ddp-run", "lr", "scale=0.5")
+    assert ran.code == 5
+    assert "may not control" in ran.err
+
+
+def test_list_and_log_are_understood_in_both_orders(run: MadeRun, cli: Cli) -> None:
+    listed = cli("control", "ddp-run", "list")
+    assert listed.out == cli("control", "list", "ddp-run").out == cli("control", "list").out
+    assert "set_kl" in listed.out and "a number from 0" in listed.out
+    assert cli("control", "ddp-run", "log").code == cli("control", "log", "ddp-run").code == 0
+    assert arranged(["list", "log"]) == ("list", "log", [])
+
+
+def test_options_may_stand_anywhere(run: MadeRun, cli: Cli) -> None:
+    cli("control", "--no-wait", "ddp-run", "--reason", "a", "lr", "--yes", "scale=0.5", "group=1")
+    (command,) = commands_in(run.path)
+    assert command["args"] == {"scale": 0.5, "group": 1}
+
+
+def test_json_is_one_document_with_the_outcome(run: MadeRun, cli: Cli) -> None:
+    with Coordinator(run, applied):
+        document = cli("control", "ddp-run", "lr", "scale=0.5", "--json").document
+    assert document["sent"] is True and document["state"] == "applied"
+    assert (document["applied_on"], document["of"]) == (2, 2)
+    assert document["text"].startswith("Applied at step 412 on all 2 processes")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("30s", 30), ("15m", 900), ("2h", 7200), ("0.5s", 0.5)]
+)
+def test_a_timeout_is_read_with_its_unit(text: str, seconds: float) -> None:
+    assert _control_send.seconds_of(text) == seconds
