@@ -53,6 +53,9 @@ def start(
         return lambda: None
     sampler = _Sampler(run, interval_s, step or _newest_step(run), host, gpus)
     sampler.begin("ok" if host is not None else f"unavailable: {why}")
+    before_finish = getattr(run, "before_finish", None)
+    if before_finish is not None:  # A script that never calls stop() leaves no thread behind.
+        before_finish(sampler.stop)
     return sampler.stop
 
 
@@ -107,7 +110,7 @@ class _Sampler:
 
     def _work(self) -> None:
         while not self._stopped.wait(self._interval_s):
-            if getattr(self._run, "finished", False):
+            if getattr(self._run, "is_finished", False):
                 break
             self._guard(self._sample)
         if self._gpus is not None:

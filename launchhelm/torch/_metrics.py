@@ -7,6 +7,7 @@ recorder's thread later.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -169,3 +170,37 @@ def _loss_scale(scaler: Any) -> Any:
     # get_scale() waits for the device; the scaler's own tensor can be fetched later.
     scale = getattr(scaler, "_scale", None)
     return taken(scale) if isinstance(scale, torch.Tensor) else scaler.get_scale()
+
+
+def as_float64(value: Any) -> torch.Tensor:
+    """Return a number or tensor as a flat float64 tensor on the CPU; NaN for what is neither."""
+    if isinstance(value, torch.Tensor) and not value.is_complex():
+        return value.detach().to("cpu", torch.float64).flatten()
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    return torch.tensor([number], dtype=torch.float64)
+
+
+def clip(model: Any, optimizer: Any, limit: float | None) -> float:
+    """Clip the gradients of an optimizer's parameters in place; only measure them without a limit.
+
+    Returns:
+        Their norm before that. Waits for the device.
+    """
+    if hasattr(model, "_fsdp_wrapped_module") or type(model).__name__ == "FullyShardedDataParallel":
+        # Its parameters are shards: only the module itself knows the norm of all of them.
+        return float(model.clip_grad_norm_(math.inf if limit is None else limit))
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    if limit is not None:
+        norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+    else:
+        norms = [torch.linalg.vector_norm(p.grad) for p in parameters if p.grad is not None]
+        if not norms:
+            return 0.0
+        device = norms[0].device
+        norm = torch.linalg.vector_norm(torch.stack([each.to(device) for each in norms]))
+    if hasattr(norm, "full_tensor"):
+        norm = norm.full_tensor()
+    return float(norm)

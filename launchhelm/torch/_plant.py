@@ -41,6 +41,10 @@ class Plant:
             values.update(control.values())
         return values
 
+    def values_of(self, name: str) -> Mapping[str, Any]:
+        """Return what one control holds now."""
+        return self._controls[name].values()
+
     # What the exchange calls.
 
     def check(self, name: str, payload: Payload, step: int) -> str | None:

@@ -88,7 +88,7 @@ def test_a_failing_log_is_reported_once_and_never_raised(
 
 def test_the_thread_ends_with_its_run() -> None:
     run = Notes()
-    run.finished = True  # type: ignore[attr-defined]
+    run.is_finished = True  # type: ignore[attr-defined]
     stop = launchhelm.system.start(run, interval=0.01)
     run.wait_for(
         lambda: not any(thread.name == "launchhelm-system" for thread in threading.enumerate())

@@ -1,0 +1,18 @@
+"""Record a PyTorch training job, and change it live on every rank at one step.
+
+    import launchhelm.torch as lht
+
+    tr = lht.init("my-project")
+    tr.watch(model, optimizer, scheduler)
+    for batch in loader:
+        ...
+        tr.step(loss=loss)
+    tr.finish()
+"""
+
+from launchhelm.torch._controls import Tunable
+from launchhelm.torch._errors import DivergedStateError
+from launchhelm.torch._open import init
+from launchhelm.torch._trainer import Trainer
+
+__all__ = ["DivergedStateError", "Trainer", "Tunable", "init"]

@@ -1,0 +1,92 @@
+"""The coordinator's side of live control: its desk of commands, and the board that shows values."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from launchhelm._commands import CommandDesk
+from launchhelm.models import Document
+from launchhelm.records import TRAINING_SAFE_POINT, Command, Outcome
+from launchhelm.run import Run
+from launchhelm.torch._controls import StateControl, capability
+from launchhelm.torch._exchange import ControlStatus, Ticket
+from launchhelm.torch._plant import Plant
+
+QUIET_S: Final = 15.0
+"""Least time between two notes about values and pace that no command has changed."""
+
+
+class TrainingDesk:
+    """The run's desk, bound to the safe point of the training loop.
+
+    Attributes:
+        landed: Commands applied since the optimizer last moved; their effect is still to be seen.
+    """
+
+    def __init__(self, desk: CommandDesk) -> None:
+        self._desk = desk
+        self._is_advertised = False
+        self.landed: list[Command] = []
+
+    def register(self, control: StateControl) -> Document:
+        """Offer a control to whoever may command it."""
+        if not self._is_advertised:
+            self._desk.advertise(TRAINING_SAFE_POINT)
+            self._is_advertised = True
+        return self._desk.register(capability(control))
+
+    def take(self, step: int) -> Command | None:
+        """Return the next command that may act at this step."""
+        return self._desk.take(TRAINING_SAFE_POINT, step=step)
+
+    def applying(self, command: Command, step: int) -> Ticket:
+        """Record that a command is about to act."""
+        return self._desk.applying(command, step=step)
+
+    def conclude(self, command: Command, outcome: Outcome) -> None:
+        """Record what became of a command."""
+        self._desk.conclude(command, outcome)
+        if outcome.state == "applied":
+            self.landed.append(command)
+
+
+class Board:
+    """Records what the controls hold and how the exchange is paced, when either has changed."""
+
+    def __init__(self, run: Run, plant: Plant, status: ControlStatus) -> None:
+        self._run = run
+        self._plant = plant
+        self._status = status
+        self._shown: dict[str, Any] = {}
+        self._was_on = status.on
+        self._quiet_until = 0.0
+
+    def look(self, step: int, now: float) -> None:
+        """Record a change that no command made; cheap when there is nothing to do.
+
+        Args:
+            step: The step that ended.
+            now: Monotonic seconds.
+        """
+        if now >= self._quiet_until or self._status.on != self._was_on:
+            self._quiet_until = now + QUIET_S
+            self.note(step)
+
+    def note(self, step: int) -> None:
+        """Record the values now, unless they are as recorded last."""
+        status = self._status
+        self._was_on = status.on
+        values = self._plant.values()
+        # Judging `expected` of a command needs them too.
+        self._run.desk.values = values
+        shown = {
+            "values": values,
+            "calls_per_exchange": status.calls_per_exchange,
+            "control": "on" if status.on else "off",
+            "why": status.why,
+        }
+        if shown == self._shown:
+            return
+        self._shown = shown
+        body = {**shown, "due_call": status.next_due_call, "step": step}
+        self._run.recorder.append("ctl", body, step=step)

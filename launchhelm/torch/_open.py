@@ -1,0 +1,150 @@
+"""`init`: check the arguments on every rank, meet the others, open one run, return a Trainer."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch.distributed as dist
+
+from launchhelm import system
+from launchhelm._run_open import Ask
+from launchhelm.errors import Unavailable
+from launchhelm.run import Run
+from launchhelm.system.sampler import checked_interval
+from launchhelm.torch._collective import Links, make_links
+from launchhelm.torch._participant import RankFacts, rank_facts, require_member
+from launchhelm.torch._trainer import Trainer
+
+LOGGING_RANKS: Final = ("zero", "all")
+REACTIONS: Final = ("raise", "continue")
+CONTROL: Final = ("auto", "required", "off")
+
+
+def init(
+    project: str,
+    *,
+    name: str = "",
+    config: Mapping[str, Any] | None = None,
+    group: str = "",
+    tags: Sequence[str] = (),
+    notes: str = "",
+    overflow: str = "block",
+    state_dir: str | os.PathLike[str] | None = None,
+    resume: str = "",
+    log_ranks: str = "zero",
+    system_metrics: bool = False,
+    system_interval: float = 15.0,
+    control_every: int = 1,
+    process_group: dist.ProcessGroup | None = None,
+    on_partial_failure: str = "raise",
+    client: object = None,
+    organization: str = "",
+    project_id: str = "",
+    collective_timeout_s: float = 1800.0,
+    control: str = "auto",
+) -> Trainer:
+    """Start recording a training job, offline; every rank of the group calls it. Collective.
+
+    Rank 0 of the group, the coordinator, creates or resumes the run; the others learn id and
+    directory from it. A job restarted by its launcher goes on with its run, as a new attempt.
+    Without an initialised process group, or with one rank, everything is local.
+
+    Args:
+        project, name, config, group, tags, notes, overflow, state_dir, resume, client,
+            organization, project_id: As for `launchhelm.init`. All but `overflow` count on the
+            coordinator only.
+        log_ranks: "zero": the coordinator logs; "all": every rank logs, under its own name.
+        system_metrics: Sample CPU, memory, disk, network and GPUs on one rank of each host.
+        system_interval: Seconds between samples, above 0 and at most 3600.
+        control_every: At most one exchange between ranks in so many calls of `step`.
+        process_group: The ranks that train together; default: all.
+        on_partial_failure: What happens when a command ends differently on some rank: "raise"
+            DivergedStateError on every rank, or warn and "continue".
+        collective_timeout_s: How long a rank may be waited for.
+        control: "auto": without a control group, training goes on uncontrolled, and says so;
+            "required": that is an error on every rank; "off": no live control.
+
+    Raises:
+        TypeError, ValueError: A wrong argument, on this rank, before anything is collective.
+        ConfigError, NotFound, Conflict: The coordinator cannot open the run.
+        Unavailable: On the other ranks, when the coordinator could not; on all ranks, when
+            control="required" and there is no control group.
+    """
+    del client
+    _require(log_ranks, "log_ranks", LOGGING_RANKS)
+    _require(on_partial_failure, "on_partial_failure", REACTIONS)
+    _require(control, "control", CONTROL)
+    if isinstance(control_every, bool) or not isinstance(control_every, int) or control_every < 1:
+        raise ValueError(f"control_every must be an integer of at least 1, got {control_every!r}.")
+    _require_seconds(collective_timeout_s, "collective_timeout_s")
+    interval_s = checked_interval(system_interval)
+    require_member(process_group)
+    ask = Ask.of(
+        project,
+        name=name,
+        config=config,
+        group=group,
+        tags=tags,
+        notes=notes,
+        overflow=overflow,
+        organization=organization,
+        project_id=project_id,
+        state_dir=state_dir,
+        resume=resume,
+    )
+    links = make_links(
+        process_group, timeout_s=collective_timeout_s, required=control == "required"
+    )
+    facts = rank_facts(links, process_group)
+    trainer = Trainer(
+        _open(ask, facts, links),
+        facts,
+        links=links,
+        log_ranks=log_ranks,
+        control_every=control_every,
+        on_partial_failure=on_partial_failure,
+        collective_timeout_s=collective_timeout_s,
+        control_off=control == "off",
+    )
+    if system_metrics and facts.local_rank == 0:
+        system.start(trainer.run, interval=interval_s, step=lambda: trainer.global_step)
+    return trainer
+
+
+def _open(ask: Ask, facts: RankFacts, links: Links | None) -> Run:
+    """Open the run on the coordinator, and let the others in or tell them why not."""
+    if links is None:
+        return Run.open(ask, facts.participant())
+    if facts.is_coordinator:
+        try:
+            run = Run.open(ask, facts.participant())
+        except BaseException as error:
+            links.broadcast_json({"error": f"{type(error).__name__}: {error}"})
+            raise
+        links.broadcast_json({"run": run.invitation()})
+        return run
+    answer = links.broadcast_json()
+    if "error" in answer:
+        raise Unavailable(
+            f"The coordinator, rank {facts.coordinator}, could not open the run.",
+            kept=f"It said: {answer['error']}",
+        )
+    return Run.attach(answer["run"], facts.participant(), overflow=ask.overflow)
+
+
+def _require(value: object, what: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{what} must be one of {', '.join(allowed)}, got {value!r}.")
+
+
+def _require_seconds(value: object, what: str) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or value <= 0
+    ):
+        raise ValueError(f"{what} must be a number of seconds above 0, got {value!r}.")

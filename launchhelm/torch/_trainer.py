@@ -1,0 +1,492 @@
+"""The handle of a training loop: logs, and lands a live command on every rank at one step.
+
+Everything here runs on the thread that trains. A call of `step` with nothing due costs a few
+microseconds: it appends at most one record and looks at the control exchange.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+
+from launchhelm import _endings
+from launchhelm.models import Document
+from launchhelm.records import Command
+from launchhelm.run import Run
+from launchhelm.torch._collective import Links
+from launchhelm.torch._controls import (
+    LearningRate,
+    StateControl,
+    Tunable,
+    TunableControl,
+    TunableValue,
+)
+from launchhelm.torch._desk import Board, TrainingDesk
+from launchhelm.torch._errors import DivergedStateError
+from launchhelm.torch._exchange import ControlStatus, Exchange
+from launchhelm.torch._metrics import Series, as_float64, clip, taken
+from launchhelm.torch._participant import RankFacts
+from launchhelm.torch._plant import Plant
+from launchhelm.torch._schedulers import Rates
+
+DEFAULT_CONTROLS: Final = ("lr", "weight_decay", "grad_clip", "dropout", "checkpoint")
+KNOWN_CONTROLS: Final = (*DEFAULT_CONTROLS, "eval")
+"""Names that `watch` accepts. Those that this version does not have yet are not advertised."""
+
+REDUCTIONS: Final = ("mean", "sum", "min", "max")
+
+_log = logging.getLogger("launchhelm")
+
+
+class Trainer:
+    """One rank's handle; made by `launchhelm.torch.init`, on every rank alike.
+
+    `step` and `log_reduced` are collective: every rank calls them, in the same order. The rest is
+    local. After `finish` every call is harmless and does nothing worth noticing.
+
+    Attributes:
+        run: This rank's `Run`; `run.run_id` is the same on all ranks.
+        control: Where this rank stands in the group.
+        log_ranks: "zero" or "all": who logs.
+        control_every: Calls of `step` between exchanges, at least.
+        on_partial_failure: "raise" or "continue".
+        capabilities: What may be commanded, by name; on the coordinator only.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        control: RankFacts,
+        *,
+        links: Links | None,
+        log_ranks: str = "zero",
+        control_every: int = 1,
+        on_partial_failure: str = "raise",
+        collective_timeout_s: float = 1800.0,
+        control_off: bool = False,
+    ) -> None:
+        self.run = run
+        self.control = control
+        self.log_ranks = log_ranks
+        self.control_every = control_every
+        self.on_partial_failure = on_partial_failure
+        self.capabilities: dict[str, Document] = {}
+        self._links = links
+        self._step, self._grad_clip, self._kept_tunables = _kept(run.restored)
+        self._model: Any = None
+        self._optimizer: Any = None
+        self._rates: Rates | None = None
+        self._tunables: dict[str, Tunable] = {}
+        self._plant = Plant()
+        self._desk: TrainingDesk | None = None
+        if control.is_coordinator and not control_off:
+            self._desk = TrainingDesk(run.desk)
+        self._series = Series() if control.is_coordinator or log_ranks == "all" else None
+        self._progress = run.recorder.progress
+        self._exchange: Exchange | None = None
+        status = ControlStatus(on=False, why='control="off"')
+        if not control_off:
+            self._exchange = Exchange(
+                links=links,
+                desk=self._desk,
+                plant=self._plant,
+                progress=self._progress,
+                notice=_noticing(run, control.is_coordinator),
+                control_every=control_every,
+                on_partial_failure=on_partial_failure,
+                timeout_s=collective_timeout_s,
+            )
+            status = self._exchange.status
+        self._board = Board(run, self._plant, status) if control.is_coordinator else None
+        self._failure: DivergedStateError | None = None
+        self._has_stepped = False
+        self._has_ended = False
+        # However this process ends, the run's end is where the other ranks are told.
+        run.before_finish(_leaving(weakref.ref(self)))
+
+    @property
+    def global_step(self) -> int:
+        """The number of the newest step."""
+        return self._step
+
+    @property
+    def grad_clip(self) -> float | None:
+        """The limit that `clip_grad_norm_` uses when it is given none."""
+        return self._grad_clip
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether this is rank 0 of the training group."""
+        return self.control.is_coordinator
+
+    def watch(
+        self,
+        model: torch.nn.Module,
+        optimizer: Any,
+        scheduler: Any = None,
+        *,
+        scaler: Any = None,
+        log_every: int = 1,
+        controls: Iterable[str] = DEFAULT_CONTROLS,
+        eval_fn: Callable[[], Any] | None = None,
+    ) -> None:
+        """Log these objects and make them controllable. Every rank calls it; not collective.
+
+        A second call replaces the objects. The model may be wrapped or sharded in any way.
+
+        Args:
+            model: What is trained; no hook is put on it.
+            optimizer: Whatever has torch's `param_groups`.
+            scheduler: The outermost scheduler; its `step` keeps commanded rates in proportion.
+            scaler: A gradient scaler, logged as `loss_scale`.
+            log_every: Log at steps that this divides.
+            controls: Which controls to offer.
+            eval_fn: Reserved for the `eval` control.
+
+        Raises:
+            ValueError: An unknown control, or log_every below 1.
+            TypeError: The optimizer has no param_groups, or the scheduler no step.
+        """
+        wanted = tuple(controls)
+        for name in wanted:
+            if name not in KNOWN_CONTROLS:
+                known = ", ".join(KNOWN_CONTROLS)
+                raise ValueError(f"Unknown control {name!r}; there are {known}.")
+        if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 1:
+            raise ValueError(f"log_every must be an integer of at least 1, got {log_every!r}.")
+        if not isinstance(getattr(optimizer, "param_groups", None), Sequence):
+            raise TypeError(f"A {type(optimizer).__name__} has no param_groups to watch.")
+        if scheduler is not None and not callable(getattr(scheduler, "step", None)):
+            raise TypeError(f"A {type(scheduler).__name__} has no step() to follow.")
+        if self._has_ended:
+            return
+        try:
+            self._model = model
+            self._watch_rates(optimizer, scheduler, "lr" in wanted)
+            if self._series is not None:
+                self._series.watch(optimizer, scaler, log_every)
+            self._note_values()
+        except Exception as error:
+            self._fault("watch", error)
+
+    def _watch_rates(self, optimizer: Any, scheduler: Any, wanted: bool) -> None:
+        old, self._optimizer = self._rates, optimizer
+        if wanted and old and old.optimizer is optimizer and old.scheduler is scheduler:
+            return  # Watched again: the multipliers that were commanded stay.
+        if old is not None:
+            old.unhook()
+        self._rates = None
+        self._plant.remove(LearningRate.name)
+        if wanted:
+            self._rates = Rates(optimizer, scheduler)
+            self._offer(LearningRate(self._rates))
+
+    def step(
+        self,
+        step: int | None = None,
+        *,
+        loss: Any = None,
+        samples: float | None = None,
+        tokens: float | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        """End one optimizer step: log it, then let a waiting command land. Collective.
+
+        Metrics of a step are logged before a command lands at it, so a new rate shows at the next.
+
+        Args:
+            step: Its number; default: one more than the last.
+            loss: A number or a tensor on any device; it is neither kept nor waited for.
+            samples: How many samples this rank's step saw.
+            tokens: How many tokens this rank's step saw.
+            metrics: More values to log.
+
+        Raises:
+            DivergedStateError: A command ended differently on some rank; raised on every rank, and
+                again by each later call, unless on_partial_failure="continue".
+            TypeError: The step is no int, or a metric's name no string.
+        """
+        if self._has_ended:
+            return
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        if step is None:
+            number = self._step + 1
+        elif isinstance(step, int) and not isinstance(step, bool):
+            number = int(step)
+        else:
+            raise TypeError(f"step must be an int, got {type(step).__name__}; use int(step).")
+        self._step = number
+        now = time.monotonic()
+        if self._desk is not None and self._desk.landed:
+            self._log_effects(self._desk.landed, number)
+        if self._series is not None:
+            self._log_step(self._series, number, now, loss, samples, tokens, metrics)
+        self._progress.step = number
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._progress.phase = "training"
+            self._progress.phase_since = now
+        if self._exchange is not None:
+            try:
+                self._exchange.on_call(number)
+            except DivergedStateError as error:
+                self._failure = error
+                self._note_values()
+                raise
+        if self._board is not None:
+            self._look(self._board, number, now)
+
+    def _look(self, board: Board, number: int, now: float) -> None:
+        try:
+            if self._desk is not None and self._desk.landed:
+                board.note(number)
+            board.look(number, now)
+        except Exception as error:
+            self._fault("control values", error)
+
+    def _log_step(
+        self,
+        series: Series,
+        number: int,
+        now: float,
+        loss: Any,
+        samples: float | None,
+        tokens: float | None,
+        metrics: Mapping[str, Any] | None,
+    ) -> None:
+        try:
+            body = series.at_step(
+                number, now, loss=loss, samples=samples, tokens=tokens, metrics=metrics
+            )
+        except Exception as error:  # An odd value is lost and counted; training goes on.
+            self._fault("metrics", error)
+            return
+        if body:
+            self.run.log(body, step=number)
+
+    def _log_effects(self, landed: list[Command], number: int) -> None:
+        """Record what commands came to, now that optimizer and scheduler have moved once."""
+        while landed:
+            command = landed.pop()
+            try:
+                values = self._plant.values_of(command.name)
+                body = {"cmd": command.id, "step": number, "values": values}
+                self.run.recorder.append("effect", body, step=number)
+            except Exception as error:
+                self._fault("effect", error)
+
+    def log(self, metrics: Mapping[str, Any], step: int | None = None) -> bool:
+        """Log values at the trainer's step; a rank that does not log returns True at once.
+
+        Raises:
+            TypeError: The step is no int, or a metric's name no string.
+        """
+        if self._series is None:
+            return True
+        number = self._step if step is None else step
+        try:
+            body = {name: taken(value) for name, value in metrics.items()}
+        except RuntimeError as error:  # A tensor that cannot be read; the rest is kept.
+            self._fault("metrics", error)
+            body = {name: v for name, v in metrics.items() if not isinstance(v, torch.Tensor)}
+        return self.run.log(body, step=number)
+
+    def log_reduced(
+        self, metrics: Mapping[str, Any], op: str = "mean", step: int | None = None
+    ) -> None:
+        """Combine values over all ranks and log them on the coordinator. Collective.
+
+        Every rank gives the same names in the same order. Tensors are reduced element by element
+        and logged as the mean of the result. It costs one all-reduce of float64 on the CPU, on a
+        group of our own, and waits for the slowest rank.
+
+        Raises:
+            ValueError: `op` is none of mean, sum, min, max.
+        """
+        if op not in REDUCTIONS:
+            raise ValueError(f"op must be one of {', '.join(REDUCTIONS)}, got {op!r}.")
+        if self._has_ended:
+            return
+        try:
+            reduced = self._reduced(metrics, op)
+        except Exception as error:  # A rank has left; its point is lost, and training goes on.
+            self._fault("log_reduced", error)
+            return
+        if self.is_coordinator and reduced:
+            self.run.log(reduced, step=self._step if step is None else step)
+
+    def _reduced(self, metrics: Mapping[str, Any], op: str) -> dict[str, Any]:
+        parts = [as_float64(value) for value in metrics.values()]
+        if not parts:
+            return {}
+        flat = torch.cat(parts)
+        if self._links is not None:
+            flat = self._links.all_reduce(flat, "sum" if op == "mean" else op)
+            if op == "mean":
+                flat = flat / self._links.size
+        pieces = torch.split(flat, [part.numel() for part in parts])
+        return {name: piece.mean().item() for name, piece in zip(metrics, pieces, strict=True)}
+
+    def tunable(
+        self,
+        name: str,
+        default: TunableValue,
+        *,
+        minimum: float | None = None,
+        maximum: float | None = None,
+        choices: Sequence[str] | None = None,
+    ) -> Tunable:
+        """Declare a value that may be changed live. Every rank calls it; not collective.
+
+        Returns:
+            An object whose `value` is always the current one, the same on all ranks. A value kept
+            by the run that is resumed beats the default.
+
+        Raises:
+            ValueError: A bad or repeated name, or limits that do not fit the default.
+            TypeError: The default is no bool, int, float or str.
+        """
+        made = Tunable(name, default, minimum=minimum, maximum=maximum, choices=choices)
+        if self._has_ended:
+            return made
+        if name in self._tunables:
+            raise ValueError(f"There is a tunable {name!r} already.")
+        self._tunables[name] = made
+        if name in self._kept_tunables:
+            problem = made.problem(self._kept_tunables[name])
+            if problem:
+                _log.warning("The kept value of a tunable does not fit any more: %s", problem)
+            else:
+                made.take(self._kept_tunables[name])
+        try:
+            self._offer(TunableControl(made))
+            self._note_values()
+        except Exception as error:
+            self._fault("tunable", error)
+        return made
+
+    def clip_grad_norm_(self, max_norm: float | None = None) -> float:
+        """Clip the gradients of the watched optimizer, or only measure them without a limit.
+
+        Args:
+            max_norm: The limit; default: `grad_clip`, else none.
+
+        Returns:
+            The norm before clipping, logged at the next `step`. Waits for the device.
+
+        Raises:
+            RuntimeError: Nothing is watched yet.
+        """
+        if self._optimizer is None:
+            raise RuntimeError("clip_grad_norm_() needs watch(model, optimizer) first.")
+        limit = self._grad_clip if max_norm is None else max_norm
+        norm = clip(self._model, self._optimizer, limit)
+        if self._series is not None:
+            self._series.grad_norm = norm
+        return norm
+
+    def finish(self, *, close_run: bool = True, timeout: float = 30.0) -> None:
+        """End this rank's part of the run. Not collective; idempotent; never raises.
+
+        Args:
+            close_run: False leaves the run open for a resume.
+            timeout: Seconds to wait for storage, 10 at most.
+        """
+        self.run.finish(close_run=close_run, timeout=timeout)
+
+    def _leave(self) -> None:
+        """Let go of the other ranks, at the start of the run's end."""
+        self._has_ended = True
+        if self._rates is not None and all(each == 1.0 for each in self._rates.multipliers()):
+            # A commanded rate must survive our end, so then the scheduler stays hooked.
+            self._rates.unhook()
+        if self._exchange is not None:
+            self._exchange.finish()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        state, reason = ("finished", "") if error is None else _endings.describe(error)
+        self.run.finish(close_run=error is None, state=state, reason=reason)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A copy, in this process or another, must not log what the original logs.
+        return _inert, (type(self), self.control, self.log_ranks, self._step, self.run)
+
+    def _offer(self, control: StateControl) -> None:
+        self._plant.add(control)
+        if self._desk is not None:
+            self.capabilities[control.name] = self._desk.register(control)
+
+    def _note_values(self) -> None:
+        if self._board is not None:
+            try:
+                self._board.note(self._step)
+            except Exception as error:
+                self._fault("control values", error)
+
+    def _fault(self, component: str, error: BaseException) -> None:
+        self.run.fault(component, error)
+
+
+def _kept(restored: Mapping[str, Any]) -> tuple[int, float | None, Mapping[str, Any]]:
+    """Read step, gradient clip and tunables out of what a run kept; odd parts are left out."""
+    own, control = restored.get("launchhelm.torch"), restored.get("control")
+    step = own.get("step") if isinstance(own, Mapping) else None
+    limit = control.get("grad_clip") if isinstance(control, Mapping) else None
+    tunables = restored.get("tunables")
+    return (
+        step if isinstance(step, int) and not isinstance(step, bool) else 0,
+        float(limit) if isinstance(limit, int | float) and limit > 0 else None,
+        tunables if isinstance(tunables, Mapping) else {},
+    )
+
+
+def _noticing(run: Run, is_coordinator: bool) -> Callable[[str], None]:
+    """Make what the exchange calls with news for people: recorded by all ranks, said by one."""
+
+    def notice(text: str) -> None:
+        run.notice(text)
+        _log.log(logging.WARNING if is_coordinator else logging.INFO, "launchhelm: %s", text)
+
+    return notice
+
+
+def _leaving(reference: weakref.ref[Trainer]) -> Callable[[], None]:
+    """Make what the run calls when it ends; it does not keep the trainer alive."""
+
+    def leave() -> None:
+        trainer = reference()
+        if trainer is not None:
+            trainer._leave()
+
+    return leave
+
+
+def _inert(kind: type[Trainer], control: RankFacts, log_ranks: str, step: int, run: Run) -> Trainer:
+    """Make a copy of a handle: it knows its run and does nothing."""
+    copy = kind.__new__(kind)
+    copy.run = run
+    copy.control = control
+    copy.log_ranks = log_ranks
+    copy.control_every = 1
+    copy.on_partial_failure = "raise"
+    copy.capabilities = {}
+    copy._step = step
+    copy._grad_clip = None
+    copy._optimizer = copy._model = copy._series = copy._board = None
+    copy._has_ended = True
+    return copy
