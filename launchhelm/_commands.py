@@ -29,7 +29,6 @@ from launchhelm.store.claims import Claims, Ledger
 from launchhelm.store.inbox import Arrival, Inbox
 from launchhelm.store.layout import CommandName
 from launchhelm.values.names import require_name
-from launchhelm.views.liveness import process_is_gone
 
 CLAIM_WHILE_PASSED_S: Final = 60.0
 """Commands are claimed only while the loop passed a control point this recently."""
@@ -62,7 +61,10 @@ class Ticket(Protocol):
 class Records(Protocol):
     """What the desk needs of the recorder."""
 
-    faults: Counter[str]
+    @property
+    def faults(self) -> Counter[str]:
+        """Failures of ours by component."""
+        ...
 
     def append(self, kind: str, body: Mapping[str, Any], *, step: int | None = None) -> bool:
         """Append an ordinary record."""
@@ -270,6 +272,10 @@ class CommandDesk:
             else:
                 self._refuse(held, "rejected", "run_ended", "The run ended before its safe point.")
 
+    def at(self, safe_point: str) -> SafePoint:
+        """Return the desk as one safe point sees it."""
+        return SafePoint(self, safe_point)
+
     # The recorder's side.
 
     def poll(self) -> float:
@@ -389,6 +395,8 @@ class CommandDesk:
         ]
         if not older or self._ledger is None or inbox.is_superseded():
             return
+        from launchhelm.views.liveness import process_is_gone  # Only after a restart.
+
         self._ledger.refresh()
         for file in older:
             assert file.taken_by is not None
@@ -472,3 +480,23 @@ class CommandDesk:
                 text = str(error) or type(error).__name__
                 return decide.Judgement("rejected", "local_validation", text)
         return decide.Judgement(decide.FIT)
+
+
+@dataclass(frozen=True, slots=True)
+class SafePoint:
+    """The desk as one safe point sees it: what a control exchange needs. No method does I/O."""
+
+    desk: CommandDesk
+    name: str
+
+    def take(self, step: int) -> Command | None:
+        """Return the next command that may act at this step, or None."""
+        return self.desk.take(self.name, step=step)
+
+    def applying(self, command: Command, step: int) -> Ticket:
+        """Record that a command is about to act; nothing changes before the ticket is durable."""
+        return self.desk.applying(command, step=step)
+
+    def conclude(self, command: Command, outcome: Outcome) -> None:
+        """Record the final state of a command."""
+        self.desk.conclude(command, outcome)

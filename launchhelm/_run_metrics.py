@@ -166,3 +166,14 @@ def _refit(value: MetricValue | Lazy, kind: str) -> MetricValue | Lazy:
     if kind == "number" and isinstance(value, bool):
         return int(value)
     raise TypeError(f"the metric holds {kind}s, and this is a {kind_of(value)}")
+
+
+def as_dict(metrics: object) -> dict[Any, Any]:
+    """Return a mapping as a dict. Any: its keys and values are checked by the caller."""
+    if isinstance(metrics, dict):
+        return metrics
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"Metrics must be a mapping of name to value, got {type(metrics).__name__}."
+        )
+    return dict(metrics)

@@ -7,14 +7,13 @@ what is there: it takes the next attempt number and writes files of its own.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from launchhelm import _run_launch as launches
 from launchhelm import _run_metadata as metadata
 from launchhelm import _settings
 from launchhelm._clock import SYSTEM_CLOCK, Clock
@@ -34,7 +33,6 @@ from launchhelm.store.manifest import (
     take_attempt,
 )
 from launchhelm.store.reader import Reader
-from launchhelm.views.fold import whole_body
 
 OVERFLOWS: Final = ("block", "drop_new", "raise")
 MAX_RUNS_LOOKED_AT: Final = 2000
@@ -157,11 +155,11 @@ def open_run(ask: Ask, participant: Participant, *, clock: Clock = SYSTEM_CLOCK)
         Conflict: It is closed, or several have that title.
     """
     refuse_the_other_distribution()
-    launch = launch_key(ask)
+    launch = launches.launch_key(ask.project, ask.name)
     found = _find(ask) if ask.resume else _restarted(ask, launch)
     attempt = Attempt(
         number=0,
-        restart_count=int(launch.get("torchrun_restarts") or launch.get("slurm_restarts") or 0),
+        restart_count=launches.restart_count(launch),
         launch=launch,
         started_at=clock.wall(),
         world_size=participant.world_size,
@@ -208,47 +206,13 @@ def refuse_the_other_distribution() -> None:
     )
 
 
-def launch_key(ask: Ask) -> dict[str, str]:
-    """Return what a restart of the same job has in common with its first start.
-
-    `key` binds project, title and command line; `slurm` and `torchrun` name the job as its
-    launcher does. The restart counts stand beside them.
-    """
-    digest = hashlib.sha256()
-    for part in (ask.project, ask.name, *sys.argv):
-        digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
-    key = {"key": digest.hexdigest()[:32]}
-    job = _settings.SLURM_JOB_ID.read()
-    if job:
-        task, step = _settings.SLURM_ARRAY_TASK_ID.read(), _settings.SLURM_STEP_ID.read()
-        key["slurm"] = f"{job}/{task}/{step}"
-        key["slurm_restarts"] = str(_count(_settings.SLURM_RESTART_COUNT.read()))
-    run = _settings.TORCHELASTIC_RUN_ID.read()
-    if run:
-        agent = os.getppid()
-        key["torchrun"] = "/".join(
-            (run, metadata.host_name(), boot_id(), str(agent), start_time(agent))
-        )
-        key["torchrun_restarts"] = str(_count(_settings.RESTART_COUNT.read()))
-    return key
-
-
-def boot_id() -> str:
-    """Return the id of this boot of the kernel, "" where there is none."""
-    return _read("/proc/sys/kernel/random/boot_id")
-
-
-def start_time(pid: int | str) -> str:
-    """Return when a process started, in clock ticks since boot, "" where that is not known."""
-    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return fields[19] if len(fields) > 19 else ""
-
-
 def read_past(directory: Path) -> tuple[Past, bool]:
     """Read what earlier attempts left, and whether the run is closed.
 
     It is closed when the coordinator of the newest attempt finished it with close_run=True.
     """
+    from launchhelm.views.fold import whole_body  # Runs that begin anew never need it.
+
     past = Past()
     newest_close: Mapping[str, Any] = {}
     newest_attempt = 0
@@ -324,7 +288,7 @@ def _find(ask: Ask) -> tuple[Path, Manifest]:
 
 def _restarted(ask: Ask, launch: Mapping[str, str]) -> tuple[Path, Manifest] | None:
     """Find the run of which this process is a restart, None when it is a first start."""
-    ways = [way for way in ("torchrun", "slurm") if launch.get(f"{way}_restarts", "0") != "0"]
+    ways = launches.restarts(launch)
     if not ways:
         return None
     for directory, manifest in _runs(ask.root):
@@ -332,18 +296,10 @@ def _restarted(ask: Ask, launch: Mapping[str, str]) -> tuple[Path, Manifest] | N
         if not isinstance(known, Mapping) or known.get("key") != launch["key"]:
             continue
         newest = max(attempts(directory), key=lambda attempt: attempt.number, default=None)
-        if newest is None or not any(_follows(launch, newest.launch, way) for way in ways):
+        if newest is None or not any(launches.follows(launch, newest.launch, way) for way in ways):
             continue
         return None if read_past(directory)[1] else (directory, manifest)
     return None
-
-
-def _follows(launch: Mapping[str, str], earlier: Mapping[str, str], way: str) -> bool:
-    """Whether a launch is a later restart of the same job."""
-    count = f"{way}_restarts"
-    return launch.get(way) == earlier.get(way) and _count(launch.get(count, "")) > _count(
-        earlier.get(count, "")
-    )
 
 
 def _runs(root: Path) -> Iterator[tuple[Path, Manifest]]:
@@ -403,14 +359,3 @@ def _without_user(url: str) -> str:
     """Return a URL without the credentials that some put before its host."""
     scheme, mark, rest = url.partition("://")
     return f"{scheme}{mark}{rest.rpartition('@')[2]}" if mark else ""
-
-
-def _count(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else 0
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text("ascii", "replace").strip()
-    except OSError:
-        return ""

@@ -11,49 +11,43 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from launchhelm import _endings, _settings
 from launchhelm import _run_metadata as metadata
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm._commands import CommandDesk
 from launchhelm._console import STREAMS, Capture, split_line
+from launchhelm._faults import Faults
 from launchhelm._ids import new_id, new_token
 from launchhelm._recorder import Recorder
+from launchhelm._run_control import Controls
+from launchhelm._run_describe import Describes
+from launchhelm._run_facts import first_line, look_for_manifest, opening, poll, say, start_facts
 from launchhelm._run_inert import NoRecorder
-from launchhelm._run_metrics import INT64, REDUCTIONS, Metrics
-from launchhelm._run_open import Ask, Opened, boot_id, open_run, start_time
+from launchhelm._run_metrics import INT64, Metrics, as_dict
+from launchhelm._run_open import Ask, Opened, open_run
 from launchhelm._run_reading import Reads
 from launchhelm._run_service import Service
-from launchhelm.commands import Handler, adapt, command_capability
-from launchhelm.controls.schema import as_json
 from launchhelm.errors import BufferFull
-from launchhelm.models import NIL, Capability, Document, Scope
-from launchhelm.records import MetricValue, Participant, WriterId
+from launchhelm.models import NIL, Scope
+from launchhelm.records import Participant, WriterId
 from launchhelm.runtime import Runtime
-from launchhelm.store import layout
 from launchhelm.store.claims import Ledger
 from launchhelm.store.inbox import Inbox
-from launchhelm.store.line import special
-from launchhelm.store.manifest import Attempt, write_durably
+from launchhelm.store.manifest import Attempt
 from launchhelm.store.mount import is_network
-from launchhelm.values import axes_text, check_axis, check_step, coerce, name_problem
-from launchhelm.values.coerce import KINDS, Lazy
+from launchhelm.values import axes_text, check_step
 from launchhelm.values.coordinates import MAX_STEP
 
 FINISH_BUDGET_S: Final = 10.0
-KEEP_WAIT_S: Final = 10.0
-MAX_UNIT_CHARS: Final = 64
 LOCAL_POLL_S: Final = 0.5
 NETWORK_POLL_S: Final = 1.0
 UNSEEN_MANIFEST_S: Final = 60.0
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 _log = logging.getLogger("launchhelm")
 
@@ -135,7 +129,7 @@ def init(
     return Run.open(ask, participant)
 
 
-class Run(Reads):
+class Run(Reads, Controls, Describes):
     """One process's hold on a run. Made by `init`, never directly.
 
     Attributes:
@@ -185,6 +179,8 @@ class Run(Reads):
         self._lock = threading.RLock()
         self._next_step = past.next_step
         self._is_over = isinstance(recorder, NoRecorder)
+        self._faults = Faults(self._note_fault)
+        self._faults.counts = recorder.faults  # The heartbeat shows them together.
         self._metrics = Metrics(self._warn_of_value)
         self._numbers = self._metrics.numbers
         self._definitions = {name: dict(body) for name, body in past.definitions.items()}
@@ -197,7 +193,6 @@ class Run(Reads):
         self._console_lines = 0
         self._capture = Capture(self._captured, lambda error: self.fault("console", error))
         self._before_finish: list[Callable[[], object]] = []
-        self._warned: set[str] = set()
         organization = str(manifest.extra.get("organization", "")) or NIL
         scope = Scope(organization, self.project_id, self.run_id)
         self.desk = self._make_desk(scope, clock)
@@ -220,7 +215,7 @@ class Run(Reads):
         for warning in opened.warnings:
             _log.warning(warning)
             run.notice(warning, about="storage")
-        _say(_first_line(run))
+        say(first_line(run))
         return run
 
     @classmethod
@@ -254,7 +249,7 @@ class Run(Reads):
         recorder = Recorder(
             opened.directory,
             writer,
-            _opening(opened, participant),
+            opening(opened, participant),
             overflow=overflow,
             clock=clock,
         )
@@ -268,12 +263,12 @@ class Run(Reads):
             clock=clock,
         )
         recorder.start()
-        recorder.append("ev", {"type": "start", **_start_facts(opened, participant)})
+        recorder.append("ev", {"type": "start", **start_facts(opened, participant)})
         if is_coordinator:
             interval_s = NETWORK_POLL_S if is_network(opened.directory) else LOCAL_POLL_S
-            recorder.every(interval_s, functools.partial(_poll, weakref.ref(run.desk)))
+            recorder.every(interval_s, functools.partial(poll, weakref.ref(run.desk)))
         else:
-            recorder.every(UNSEEN_MANIFEST_S, functools.partial(_look_for_manifest, opened))
+            recorder.every(UNSEEN_MANIFEST_S, functools.partial(look_for_manifest, opened))
         _endings.at_end(run._ending)
         return run
 
@@ -301,15 +296,14 @@ class Run(Reads):
             TypeError, ValueError: A name that is not a string, a bad step or axis.
             BufferFull: overflow="raise", and storage accepts no writes.
         """
-        if type(metrics) is not dict:
-            metrics = _as_dict(metrics)
-        if not metrics:
+        given: dict[Any, Any] = metrics if type(metrics) is dict else as_dict(metrics)
+        if not given:
             return True
         if step is not None and (type(step) is not int or not -MAX_STEP < step < MAX_STEP):
             step = check_step(step)
         places = axes_text(axes) if axes else None
         # The copy is what is recorded, so that a later change of the caller's dict is not.
-        body: dict[str, Any] = metrics.copy()
+        body: dict[str, Any] = given.copy()
         is_whole = True
         numbers = self._numbers
         for name, value in body.items():
@@ -340,44 +334,6 @@ class Run(Reads):
             return False
         return accepted and is_whole
 
-    def define(
-        self, name: str, kind: str = "number", *axes: str, unit: str = "", summary: str = ""
-    ) -> None:
-        """Declare a metric: its kind, further axes, unit, and the reduction kept at the end.
-
-        Raises:
-            TypeError: A name or unit that is not a string, or another kind than the metric has.
-            ValueError: An unknown kind or reduction, a bad name, axis or unit.
-        """
-        if not isinstance(name, str):
-            raise TypeError(f"The name of a metric must be a string, got {type(name).__name__}.")
-        problem = name_problem(name)
-        if problem:
-            raise ValueError(f"A metric cannot have {problem}.")
-        if kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}.")
-        unit = metadata.check_text(unit, "unit", MAX_UNIT_CHARS)
-        if summary and (summary not in REDUCTIONS or kind != "number"):
-            raise ValueError(f"summary must be one of {', '.join(REDUCTIONS)}, of a number.")
-        known = self._metrics.kind(name)
-        if known not in (None, kind):
-            raise TypeError(f"The metric {name!r} holds {known}s; it cannot become {kind}.")
-        checked = ["step", *(check_axis(axis) for axis in axes if axis != "step")]
-        if len(set(checked)) != len(checked):
-            raise ValueError("An axis is given twice.")
-        earlier = self._definitions.get(name, {})
-        body = {
-            "name": name,
-            "kind": kind,
-            "axes": checked,
-            # What is stored stays: a unit is fixed once it is given.
-            "unit": earlier.get("unit") or unit,
-            "summary": summary or earlier.get("summary", ""),
-        }
-        self._definitions[name] = body
-        self._metrics.define({**earlier, **body})
-        self._append("def", body)
-
     def console(self, text: str, *, stream: str = "stdout") -> None:
         """Record one line of console output; a longer one becomes several.
 
@@ -396,75 +352,6 @@ class Run(Reads):
         """Record what is printed from now on, until `finish`; the terminal still gets it."""
         if not self._is_over:
             self._capture.start()
-
-    def summary(self, metrics: Mapping[str, object]) -> None:
-        """Set end-of-run values; None removes one, and gives way to its reduction again.
-
-        Raises:
-            TypeError: A name that is not a string, or a value that is not a scalar.
-            ValueError: A bad name.
-        """
-        values: dict[str, MetricValue] = {}
-        removed: list[str] = []
-        for name, value in _as_dict(metrics).items():
-            metadata.check_text(name, "The name of a summary value", metadata.MAX_NAME_CHARS)
-            if value is None:
-                removed.append(name)
-                continue
-            exact = coerce(value)
-            values[name] = exact.resolve() if isinstance(exact, Lazy) else exact
-        with self._lock:
-            self.summary_values.update(values)
-            self._set_by_hand.update(values)
-            for name in removed:
-                self.summary_values.pop(name, None)
-                self._set_by_hand.discard(name)
-        body: dict[str, Any] = {name: _json_value(value) for name, value in values.items()}
-        self._append("sum", {**body, **dict.fromkeys(removed)})
-
-    def describe(
-        self,
-        *,
-        group: str | None = None,
-        tags: Sequence[str] | None = None,
-        notes: str | None = None,
-        name: str | None = None,
-    ) -> None:
-        """Change what the run says about itself; omitted fields stay, empty ones are removed.
-
-        Raises:
-            TypeError, ValueError: As for the same arguments of `init`; the title cannot be empty.
-        """
-        changed: dict[str, Any] = {}
-        limit = metadata.MAX_NAME_CHARS
-        if group is not None:
-            changed["group"] = metadata.check_text(group, "group", limit)
-        if tags is not None:
-            changed["tags"] = metadata.check_tags(tags)
-        if notes is not None:
-            changed["notes"] = metadata.check_text(notes, "notes", metadata.MAX_NOTES_CHARS)
-        if name is not None:
-            changed["name"] = metadata.check_text(name, "name", limit, may_be_empty=False)
-        if changed:
-            for field, value in changed.items():
-                setattr(self, field, value)
-            self._append("desc", changed)
-
-    def keep(self, state: Mapping[str, Any]) -> None:
-        """Keep state for a resume, together with the step counter; durable on return.
-
-        Raises:
-            TypeError, ValueError: It is not a JSON object.
-        """
-        if not isinstance(state, Mapping):
-            raise TypeError(f"keep takes a mapping, got {type(state).__name__}.")
-        body = {"step": self.next_step, "state": as_json(dict(state))}
-        if self._is_over:
-            self._append("keep", body)
-            return
-        ticket = self.recorder.append_urgent("keep", body)
-        if not ticket.wait(KEEP_WAIT_S):
-            self._warn_once("keep", "State was kept in memory only: storage accepts no writes yet.")
 
     def flush(self, *, delivered: bool = True, timeout: float = 30.0) -> None:
         """Wait until everything recorded so far is durable.
@@ -485,74 +372,9 @@ class Run(Reads):
                 "Everything is durable in the run directory, but no server has it: nothing "
                 "uploads from this process, and LAUNCHHELM_STRICT_DELIVERY=1 asks for that."
             )
-        self._warn_once(
+        self._faults.warn(
             "offline", "flush() made everything durable on disk; no server is attached to have it."
         )
-
-    # --- live control -----------------------------------------------------------------------------
-
-    def command(self, safe_point: str, *, name: str = "") -> Callable[[Function], Function]:
-        """Offer a typed function as a command, as a decorator or called with a bound method.
-
-        Raises:
-            TypeError: A parameter whose annotation has no schema.
-            ValueError: A name that does not match the rule.
-        """
-
-        def offer(function: Function) -> Function:
-            capability = command_capability(function, safe_point, name=name)
-            self._service.register(capability, adapt(function))
-            return function
-
-        return offer
-
-    def on(self, safe_point: str, capability: Capability, handler: Handler) -> Document:
-        """Offer a capability at one of its safe points.
-
-        Raises:
-            ValueError: The capability does not list that point, or its schemas are not semantic.
-        """
-        if safe_point not in capability.safe_points:
-            raise ValueError(f"The capability {capability.name!r} does not list {safe_point!r}.")
-        return self._service.register(capability, handler)
-
-    def register(self, capability: Capability, handler: Handler) -> Document:
-        """Offer a capability; `handler(payload, context)` runs in `sync`.
-
-        Raises:
-            ValueError: Bad names, or schemas that are not semantic.
-        """
-        return self._service.register(capability, handler)
-
-    def pending(self, safe_point: str) -> bool:
-        """Whether a command waits for this safe point. No I/O."""
-        return not self._is_over and self.desk.pending(safe_point)
-
-    def sync(self, safe_point: str, *, step: int | None = None, **axes: object) -> int:
-        """Run at most one waiting command here, on this thread.
-
-        Returns:
-            1 when a handler ran, also when it failed; its outcome is recorded. 0 otherwise.
-
-        Raises:
-            TypeError, ValueError: A bad name, step or axis; nothing else.
-        """
-        step = self._next_step if step is None else check_step(step)
-        return self.visit(safe_point, step, axes_text(axes) if axes else {})
-
-    def safe_point(self, name: str, *, step: int | None = None, **axes: object) -> int:
-        """Do what `sync` does."""
-        return self.sync(name, step=step, **axes)
-
-    @property
-    def last_applied(self) -> dict[str, str] | None:
-        """Coordinates of the last `sync` that ran a handler."""
-        return self._service.last_applied
-
-    @property
-    def last_result(self) -> Any:  # Any: whatever the handler returned.
-        """What that handler returned; None when the latest `sync` ran nothing."""
-        return self._service.last_result
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -579,16 +401,16 @@ class Run(Reads):
         _endings.forget(self._ending)
         deadline = self._clock.monotonic() + min(max(timeout, 0.0), FINISH_BUDGET_S)
         for callback in reversed(self._before_finish):
-            self._guarded("finish", callback)
+            self._faults.guard("finish", callback)
         for action in (self._capture.stop, self._reduce, self._report_left_out, self.desk.close):
-            self._guarded("finish", action)
+            self._faults.guard("finish", action)
         try:
             left_s = max(0.0, deadline - self._clock.monotonic())
             is_durable = self.recorder.close(state, reason, left_s, close_run=close_run)
             if is_durable:
                 self.desk.sweep()
             else:
-                self._warn_once(
+                self._faults.warn(
                     "finish",
                     f"Not everything reached {self.directory} in time: it accepts no writes "
                     f"({self.recorder.last_error or 'it hangs'}).",
@@ -628,23 +450,9 @@ class Run(Reads):
         """Record something that people should know; never raises."""
         self._append("ev", {"type": "notice", "about": about, "text": text})
 
-    def fault(self, component: str, error: BaseException) -> None:
-        """Count a failure of ours, log the first of its kind with traceback, record it."""
-        try:
-            faults = self.recorder.faults
-            faults[component] += 1
-            if faults[component] > 1:
-                return
-            _log.error("launchhelm: %s failed; training goes on.", component, exc_info=error)
-            body = {
-                "type": "fault",
-                "component": component,
-                "error": f"{type(error).__name__}: {error}"[:1000],
-                "count": 1,
-            }
-            self.recorder.append("ev", body)
-        except Exception:  # Whatever is wrong here must not reach the training loop.
-            pass
+    def fault(self, component: str, error: Exception) -> None:
+        """Count a failure of ours; the first of a component is logged with its traceback."""
+        self._faults.report(component, error)
 
     # --- within -----------------------------------------------------------------------------------
 
@@ -666,16 +474,6 @@ class Run(Reads):
             clock=clock,
         )
 
-    def visit(self, safe_point: str, step: int, axes: Mapping[str, str]) -> int:
-        self.desk.advertise(safe_point)
-        if self._is_over:
-            return 0
-        try:
-            return self._service.visit(safe_point, step=step, axes=axes)
-        except Exception as error:  # Protects training; a handler's own error is an outcome.
-            self.fault("control", error)
-            return 0
-
     def _append(self, kind: str, body: Mapping[str, Any]) -> None:
         try:
             self.recorder.append(kind, body)
@@ -691,15 +489,6 @@ class Run(Reads):
         body = {"text": text, "stream": STREAMS.index(stream), "line": line}
         self.recorder.append("con", body, step=self._next_step)
 
-    def _reduce(self) -> None:
-        """Record the reductions asked for, where `summary` has not said something else."""
-        for name, reduction in self._metrics.reductions().items():
-            # The state is what a later attempt goes on from.
-            self._append("def", {**self._definitions[name], "state": reduction.state()})
-            if name not in self._set_by_hand:
-                self.summary_values[name] = reduction.value
-                self._append("sum", {name: reduction.value})
-
     def _report_left_out(self) -> None:
         left_out = self._metrics.left_out
         if left_out:
@@ -714,16 +503,9 @@ class Run(Reads):
         _log.warning(text)
         self.notice(text, about="values")
 
-    def _warn_once(self, cause: str, text: str) -> None:
-        if cause not in self._warned:
-            self._warned.add(cause)
-            _log.warning(text)
-
-    def _guarded(self, component: str, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except Exception as error:  # Protects training and its end.
-            self.fault(component, error)
+    def _note_fault(self, component: str, error: str, count: int) -> None:
+        body = {"type": "fault", "component": component, "error": error[:1000], "count": count}
+        self.recorder.append("ev", body)
 
     def _ending(self, state: str, reason: str) -> None:
         self.finish(close_run=False, state=state, reason=reason)
@@ -753,104 +535,6 @@ def _inert(
     opened = Opened.invited(invitation)
     opened.past.next_step = next_step
     return Run(opened, participant, NoRecorder(), config=config, is_coordinator=False)
-
-
-def _as_dict(metrics: object) -> dict[Any, Any]:
-    """Return a mapping as a dict. Any: its keys and values are checked by the caller."""
-    if isinstance(metrics, dict):
-        return metrics
-    if not isinstance(metrics, Mapping):
-        raise TypeError(
-            f"Metrics must be a mapping of name to value, got {type(metrics).__name__}."
-        )
-    return dict(metrics)
-
-
-def _json_value(value: MetricValue) -> Any:  # Any: a tagged object, or the value.
-    is_odd = isinstance(value, float) and value - value != 0
-    return special(value) if is_odd and isinstance(value, float) else value
-
-
-def _opening(opened: Opened, participant: Participant) -> dict[str, Any]:
-    """Return the facts of this process for the first line of its segments."""
-    from launchhelm import __version__
-
-    try:
-        pid_namespace = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        pid_namespace = ""
-    return {
-        "run": opened.manifest.run_id,
-        "rank": participant.rank,
-        "world": participant.world_size,
-        "attempt": opened.attempt.number,
-        "host": participant.host,
-        "pid": os.getpid(),
-        "pidns": pid_namespace,
-        "boot": boot_id(),
-        "start": start_time("self"),
-        "lib": f"launchhelm-offline {__version__}",
-        "participant": {
-            "id": participant.id,
-            "name": participant.name,
-            "role": participant.role,
-            "labels": dict(participant.labels),
-            "group_rank": participant.group_rank,
-            "local_rank": participant.local_rank,
-        },
-    }
-
-
-def _start_facts(opened: Opened, participant: Participant) -> dict[str, Any]:
-    facts: dict[str, Any] = {"world_size": participant.world_size}
-    if opened.attempt.resumed_from is not None:
-        facts["resumed_from"] = opened.attempt.resumed_from
-        facts["next_step"] = opened.past.next_step
-    return facts
-
-
-def _poll(desk: weakref.ref[CommandDesk]) -> float | None:
-    """Look into the inbox, for as long as somebody holds the run."""
-    held = desk()
-    return held.poll() if held is not None else 3600.0
-
-
-def _look_for_manifest(opened: Opened) -> float | None:
-    """Write who the run is where this host cannot see it: the root is not shared, or slow to be."""
-    wait_s = 86_400.0
-    directory = opened.directory
-    if layout.MANIFEST in os.listdir(directory):
-        return wait_s
-    nodes = directory / layout.NODES
-    nodes.mkdir(exist_ok=True)
-    host = "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in _host())
-    import json
-
-    data = json.dumps(opened.manifest.wire(), ensure_ascii=False).encode()
-    write_durably(nodes / f"{host}-{new_token()}.json", data)
-    return wait_s
-
-
-def _host() -> str:
-    return metadata.host_name()
-
-
-def _first_line(run: Run) -> str:
-    """Say where the run is written, how to look at it, and that nothing is uploaded."""
-    attempt = f", attempt {run.attempt.number}" if run.attempt.number > 1 else ""
-    text = f"launchhelm: writing {run.name!r}{attempt} to {run.directory}"
-    if _settings.API_KEY.read():
-        text += "; LAUNCHHELM_API_KEY is set, but nothing is uploaded by this process"
-    return f"{text}; look at it with: launchhelm show {run.directory}"
-
-
-def _say(line: str) -> None:
-    """Write one line to stderr; a terminal that is gone is no reason to fail."""
-    try:
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):
-        pass
 
 
 _runs: Final[weakref.WeakSet[Run]] = weakref.WeakSet()

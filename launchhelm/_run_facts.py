@@ -1,0 +1,100 @@
+"""What a process says of itself when it starts: in its files, in its attempt, and on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from launchhelm import _run_metadata as metadata
+from launchhelm import _settings
+from launchhelm._commands import CommandDesk
+from launchhelm._ids import new_token
+from launchhelm._run_launch import boot_id, start_time
+from launchhelm._run_open import Opened
+from launchhelm.records import Participant
+from launchhelm.store import layout
+from launchhelm.store.manifest import write_durably
+
+if TYPE_CHECKING:
+    from launchhelm.run import Run
+
+
+def opening(opened: Opened, participant: Participant) -> dict[str, Any]:
+    """Return the facts of this process for the first line of its segments."""
+    from launchhelm import __version__
+
+    try:
+        pid_namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        pid_namespace = ""
+    return {
+        "run": opened.manifest.run_id,
+        "rank": participant.rank,
+        "world": participant.world_size,
+        "attempt": opened.attempt.number,
+        "host": participant.host,
+        "pid": os.getpid(),
+        "pidns": pid_namespace,
+        "boot": boot_id(),
+        "start": start_time("self"),
+        "lib": f"launchhelm-offline {__version__}",
+        "participant": {
+            "id": participant.id,
+            "name": participant.name,
+            "role": participant.role,
+            "labels": dict(participant.labels),
+            "group_rank": participant.group_rank,
+            "local_rank": participant.local_rank,
+        },
+    }
+
+
+def start_facts(opened: Opened, participant: Participant) -> dict[str, Any]:
+    facts: dict[str, Any] = {"world_size": participant.world_size}
+    if opened.attempt.resumed_from is not None:
+        facts["resumed_from"] = opened.attempt.resumed_from
+        facts["next_step"] = opened.past.next_step
+    return facts
+
+
+def poll(desk: weakref.ref[CommandDesk]) -> float | None:
+    """Look into the inbox, for as long as somebody holds the run."""
+    held = desk()
+    return held.poll() if held is not None else 3600.0
+
+
+def look_for_manifest(opened: Opened) -> float | None:
+    """Write who the run is where this host cannot see it: the root is not shared, or slow to be."""
+    wait_s = 86_400.0
+    directory = opened.directory
+    if layout.MANIFEST in os.listdir(directory):
+        return wait_s
+    nodes = directory / layout.NODES
+    nodes.mkdir(exist_ok=True)
+    host = "".join(
+        letter if letter.isalnum() or letter in "-." else "_" for letter in metadata.host_name()
+    )
+    data = json.dumps(opened.manifest.wire(), ensure_ascii=False).encode()
+    write_durably(nodes / f"{host}-{new_token()}.json", data)
+    return wait_s
+
+
+def first_line(run: Run) -> str:
+    """Say where the run is written, how to look at it, and that nothing is uploaded."""
+    attempt = f", attempt {run.attempt.number}" if run.attempt.number > 1 else ""
+    text = f"launchhelm: writing {run.name!r}{attempt} to {run.directory}"
+    if _settings.API_KEY.read():
+        text += "; LAUNCHHELM_API_KEY is set, but nothing is uploaded by this process"
+    return f"{text}; look at it with: launchhelm show {run.directory}"
+
+
+def say(line: str) -> None:
+    """Write one line to stderr; a terminal that is gone is no reason to fail."""
+    try:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):
+        pass
