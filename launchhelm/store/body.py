@@ -45,7 +45,9 @@ def encode(kind: str, body: Mapping[str, Any], odd: Counter[str]) -> bytes:
             if b"null" not in text:
                 return text
     try:
-        return dumps(body).encode()
+        text = dumps(body).encode()
+        if not metric or b"null" not in text:
+            return text
     except (TypeError, ValueError):
         pass  # Something that JSON has not; UnicodeEncodeError is a ValueError.
     clean = _metrics(body, odd) if metric else plain(body)

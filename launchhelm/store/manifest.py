@@ -14,6 +14,7 @@ from typing import Any, Final
 from launchhelm.errors import ConfigError, Conflict, StorageError
 from launchhelm.records import FORMAT
 from launchhelm.store import layout
+from launchhelm.store.body import plain
 from launchhelm.store.mount import self_test
 
 __all__ = [
@@ -285,4 +286,5 @@ def _load(path: Path) -> Mapping[str, Any]:
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, ensure_ascii=False, indent=1).encode() + b"\n"
+    text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=1)
+    return text.encode(errors="replace") + b"\n"
