@@ -178,7 +178,7 @@ def as_float64(value: Any) -> torch.Tensor:
         return value.detach().to("cpu", torch.float64).flatten()
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         number = math.nan
     return torch.tensor([number], dtype=torch.float64)
 

@@ -122,9 +122,10 @@ def _open(ask: Ask, facts: RankFacts, links: Links | None) -> Run:
         try:
             run = Run.open(ask, facts.participant())
         except BaseException as error:
-            links.broadcast_json({"error": f"{type(error).__name__}: {error}"})
+            links.broadcast_json({"error": _said(error)})
             raise
         links.broadcast_json({"run": run.invitation()})
+        _meet(links, run)
         return run
     answer = links.broadcast_json()
     if "error" in answer:
@@ -132,7 +133,38 @@ def _open(ask: Ask, facts: RankFacts, links: Links | None) -> Run:
             f"The coordinator, rank {facts.coordinator}, could not open the run.",
             kept=f"It said: {answer['error']}",
         )
-    return Run.attach(answer["run"], facts.participant(), overflow=ask.overflow)
+    try:
+        run = Run.attach(answer["run"], facts.participant(), overflow=ask.overflow)
+    except Exception as error:
+        _tell(links, _said(error))
+        raise
+    _meet(links, run)
+    return run
+
+
+def _meet(links: Links, run: Run) -> None:
+    """Make sure that every rank holds the run before any of them trains.
+
+    Raises:
+        Unavailable: Some rank could not write it.
+    """
+    answers = _tell(links, "")
+    missing = [f"rank {rank} said: {text}" for rank, text in enumerate(answers) if text]
+    if missing:
+        run.finish(close_run=False, state="error", reason="another rank could not write the run")
+        raise Unavailable(
+            f"{len(missing)} of {links.size} ranks cannot write {run.directory}.",
+            kept="; ".join(missing[:4]),
+        )
+
+
+def _tell(links: Links, text: str) -> list[str]:
+    # Without groups there is nothing to tell it by; the rank that failed raises alone then.
+    return [str(each) for each in links.gather_json(text)] if links.on else []
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:500]
 
 
 def _require(value: object, what: str, allowed: Sequence[str]) -> None:

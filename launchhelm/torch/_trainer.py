@@ -438,7 +438,7 @@ class Trainer:
             except Exception as error:
                 self._fault("control values", error)
 
-    def _fault(self, component: str, error: BaseException) -> None:
+    def _fault(self, component: str, error: Exception) -> None:
         self.run.fault(component, error)
 
 

@@ -63,6 +63,8 @@ def coerce(value: object) -> MetricValue | Lazy:
         return _of_array(value, dtype)
     if hasattr(type(value), "__float__"):
         return _of_number(value)
+    if isinstance(value, Lazy):  # Taken from its device already, by launchhelm.torch.
+        return value
     if isinstance(value, complex):
         raise TypeError("a complex number has no place on an axis; log .real, .imag or abs()")
     raise TypeError(f"a {type(value).__name__} is not a number, a string or a boolean")

@@ -274,6 +274,31 @@ def test_a_coordinator_that_cannot_open_the_run_tells_its_peers(tmp_path: Path) 
     assert [one.value for one in ended] == ["ConfigError config", "Unavailable unavailable"]
 
 
+def lonely(rank: int, size: int, tell: Tell, root: str) -> str:
+    import launchhelm.torch as lht
+    from launchhelm.errors import ConfigError, LaunchHelmError
+    from launchhelm.run import Run
+
+    if rank == 1:
+
+        def refuse(*_: Any, **__: Any) -> Run:
+            raise ConfigError("not writable from this host")
+
+        Run.attach = refuse  # type: ignore[method-assign]
+    try:
+        lht.init("x", state_dir=root)
+    except LaunchHelmError as error:
+        return f"{type(error).__name__} {error.code}"
+    return "no error"
+
+
+def test_a_rank_that_cannot_write_the_run_ends_init_on_every_rank(tmp_path: Path) -> None:
+    ended = run_ranks(lonely, 2, root=str(tmp_path))
+    assert [one.value for one in ended] == ["Unavailable unavailable", "ConfigError config"]
+    (close,) = records(only_run(tmp_path), "close", rank=0)
+    assert close.body["state"] == "error"
+
+
 def reduce(rank: int, size: int, tell: Tell, root: str) -> None:
     import torch
 

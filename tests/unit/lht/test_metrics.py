@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from launchhelm.torch._metrics import Series, taken
+from launchhelm.torch._metrics import DeviceValue, Series, as_float64, clip, taken
 
 
 def optimizer(*rates: float, **options: Any) -> SGD:
@@ -136,3 +136,49 @@ def test_the_scale_of_a_watched_scaler_is_logged() -> None:
 def test_what_is_no_tensor_is_left_to_the_run() -> None:
     marker = object()
     assert taken(marker) is marker
+
+
+def test_a_value_on_a_device_is_copied_at_once_and_fetched_later() -> None:
+    loss = torch.tensor(2.0, requires_grad=True) * 3
+    alive = weakref.ref(loss)
+    value = DeviceValue(loss)
+    loss.data.fill_(7.0)
+    del loss
+    gc.collect()
+    assert alive() is None
+    assert value.resolve() == 6.0
+    assert value.kind == "number"
+    assert DeviceValue(torch.tensor(True)).kind == "boolean"
+
+
+@pytest.mark.parametrize(
+    ("value", "flat"),
+    [
+        (3, [3.0]),
+        (torch.tensor([[1, 2], [3, 4]]), [1.0, 2.0, 3.0, 4.0]),
+        (torch.tensor(0.5, requires_grad=True), [0.5]),
+        ("0.25", [0.25]),
+    ],
+)
+def test_values_to_reduce_become_float64(value: Any, flat: list[float]) -> None:
+    made = as_float64(value)
+    assert made.dtype is torch.float64 and made.tolist() == flat
+
+
+@pytest.mark.parametrize("value", ["word", None, object(), torch.tensor(1j), 10**400])
+def test_what_is_no_number_is_reduced_as_nan(value: Any) -> None:
+    (number,) = as_float64(value).tolist()
+    assert number != number
+
+
+def test_without_gradients_the_norm_is_zero() -> None:
+    assert clip(None, optimizer(0.1), None) == 0.0
+    assert clip(None, optimizer(0.1), 1.0) == 0.0
+
+
+def test_a_sharded_model_clips_by_itself() -> None:
+    class FullyShardedDataParallel:
+        def clip_grad_norm_(self, limit: float) -> torch.Tensor:
+            return torch.tensor(limit)
+
+    assert clip(FullyShardedDataParallel(), optimizer(0.1), 2.0) == 2.0

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 import launchhelm.torch as lht
 from launchhelm.records import Command, Outcome
 from launchhelm.store import inbox
+from launchhelm.torch._metrics import DeviceValue
 from tests.support.journals import final_outcomes, only_run, records, series, wait_until
 
 
@@ -192,6 +193,21 @@ def test_losses_and_their_graphs_are_let_go(trainer: lht.Trainer) -> None:
     del loss
     gc.collect()
     assert not any(reference() is not None for reference in alive)
+
+
+def test_values_on_a_device_are_fetched_by_the_recorder(
+    trainer: lht.Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No device here, so every tensor is treated as if it lay on one."""
+    monkeypatch.setattr("launchhelm.torch._metrics.taken", DeviceValue)
+    monkeypatch.setattr("launchhelm.torch._trainer.taken", DeviceValue)
+    loss = torch.tensor(0.5)
+    trainer.step(loss=loss)
+    trainer.log({"other": loss})
+    loss.fill_(9.0)
+    run = on_disk(trainer)
+    assert series(run, "train/loss") == [(1, 0.5)]
+    assert series(run, "other") == [(1, 0.5)]
 
 
 def test_a_run_whose_log_breaks_does_not_stop_training(
