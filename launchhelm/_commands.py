@@ -272,10 +272,6 @@ class CommandDesk:
             else:
                 self._refuse(held, "rejected", "run_ended", "The run ended before its safe point.")
 
-    def at(self, safe_point: str) -> SafePoint:
-        """Return the desk as one safe point sees it."""
-        return SafePoint(self, safe_point)
-
     # The recorder's side.
 
     def poll(self) -> float:
@@ -480,23 +476,3 @@ class CommandDesk:
                 text = str(error) or type(error).__name__
                 return decide.Judgement("rejected", "local_validation", text)
         return decide.Judgement(decide.FIT)
-
-
-@dataclass(frozen=True, slots=True)
-class SafePoint:
-    """The desk as one safe point sees it: what a control exchange needs. No method does I/O."""
-
-    desk: CommandDesk
-    name: str
-
-    def take(self, step: int) -> Command | None:
-        """Return the next command that may act at this step, or None."""
-        return self.desk.take(self.name, step=step)
-
-    def applying(self, command: Command, step: int) -> Ticket:
-        """Record that a command is about to act; nothing changes before the ticket is durable."""
-        return self.desk.applying(command, step=step)
-
-    def conclude(self, command: Command, outcome: Outcome) -> None:
-        """Record the final state of a command."""
-        self.desk.conclude(command, outcome)
