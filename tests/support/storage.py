@@ -11,6 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from json import loads
 from pathlib import Path
 from typing import Any
@@ -141,8 +142,36 @@ class FaultyOs:
         return call
 
 
+@dataclass(frozen=True)
+class KillCount:
+    """What killed writers logged, were promised by flush, and left; `late_s` is the age that the
+    oldest lost record had reached when its writer was killed."""
+
+    kills: int = 0
+    logged: int = 0
+    promised: int = 0
+    found: int = 0
+    late_s: float = 0.0
+
+    def __add__(self, other: KillCount) -> KillCount:
+        return KillCount(
+            self.kills + other.kills,
+            self.logged + other.logged,
+            self.promised + other.promised,
+            self.found + other.found,
+            max(self.late_s, other.late_s),
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kills} kills: {self.logged} records logged, {self.promised} promised by "
+            f"flush, {self.found} found; none promised lost, none doubled; "
+            f"oldest lost record {self.late_s * 1000:.0f} ms old"
+        )
+
+
 _KILLED_WRITER = """
-import os, random, sys
+import os, random, sys, time
 from pathlib import Path
 from tests.support.storage import OPENING, WRITER
 from launchhelm._recorder import Recorder
@@ -154,7 +183,7 @@ step = 0
 while True:
     for _ in range(chance.randrange(1, 60)):
         recorder.append("m", {"train/loss": chance.random(), "lr": 1e-4, "odd": float("nan")}, step=step)
-        os.write(1, b"l%d\\n" % step)
+        os.write(1, b"l%d %.6f\\n" % (step, time.monotonic()))
         step += 1
     if chance.random() < 0.3:
         recorder.flush(10)
@@ -162,7 +191,9 @@ while True:
 """
 
 
-def kill_a_writer(run_directory: Path, *, seed: int, after_s: float, segment_bytes: int) -> KillCount:
+def kill_a_writer(
+    run_directory: Path, *, seed: int, after_s: float, segment_bytes: int
+) -> KillCount:
     """Let a process log and flush, kill it with SIGKILL, and check what it left.
 
     Returns:
@@ -194,18 +225,15 @@ def kill_a_writer(run_directory: Path, *, seed: int, after_s: float, segment_byt
         said += child.stdout.read()
         child.wait()
         child.stdout.close()
-    words = said.split(b"\n")[:-1]
-    logged = sum(word[:1] == b"l" for word in words)
-    promised = max((int(word[1:]) for word in words if word[:1] == b"f"), default=0)
+    words = [word.split() for word in said.split(b"\n")[:-1]]
+    times = [float(word[1]) for word in words if word[0][:1] == b"l"]
+    promised = max((int(word[0][1:]) for word in words if word[0][:1] == b"f"), default=0)
     found = records(run_directory, "m")
     assert [record.step for record in found] == list(range(len(found))), "a hole or a double"
-    assert [record.seq for record in records(run_directory)] == list(
-        range(len(records(run_directory)))
-    )
+    every = records(run_directory)
+    assert [record.seq for record in every] == list(range(len(every)))
     assert len(found) >= promised, f"{promised} promised, {len(found)} found"
     # The writer may have logged one more before it could say so.
-    assert len(found) <= logged + 1
-    return KillCount({"kills": 1, "logged": logged, "promised": promised, "found": len(found)})
-
-
-KillCount = Counter[str]
+    assert len(found) <= len(times) + 1
+    late_s = times[-1] - times[len(found)] if len(found) < len(times) else 0.0
+    return KillCount(1, len(times), promised, len(found), late_s)

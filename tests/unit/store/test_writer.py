@@ -331,9 +331,7 @@ def test_a_lost_file_is_followed_by_a_new_segment_with_the_whole_buffer(
     assert good_lines(second.read_bytes())[0]["q0"] == 1
 
 
-def test_a_segment_that_cannot_be_opened_is_tried_again(
-    tmp_path: Path, faulty: FaultyOs
-) -> None:
+def test_a_segment_that_cannot_be_opened_is_tried_again(tmp_path: Path, faulty: FaultyOs) -> None:
     writer = a_writer(tmp_path)
     writer.append("m", {"loss": 1.0}, step=0)
     faulty.fail("open", errno.ENOSPC, times=2)
