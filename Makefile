@@ -60,7 +60,7 @@ rig: $(READY)
 	$(PYTEST) -s -m rig --timeout 3600 tests/rig
 
 bench: $(READY)
-	$(BIN)/python -m benchmarks
+	@for each in benchmarks/[a-z]*.py; do echo "== $$each"; $(BIN)/python $$each || exit 1; done
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
