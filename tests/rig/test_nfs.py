@@ -18,7 +18,7 @@ from tests.support.nfs_hosts import NfsHosts
 
 pytestmark = pytest.mark.rig
 
-DEADLINE_S = 180.0
+DEADLINE_S = 400.0
 HERE = Path(__file__).resolve().parent
 PROGRAM = f"OMP_NUM_THREADS=1 exec {sys.executable}"
 

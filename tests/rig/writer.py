@@ -67,7 +67,7 @@ def main() -> None:
         for step in range(done, done + BATCH):
             recorder.append("m", {"n": step, "loss": 1 / (step + 1)}, step=step)
         done += BATCH
-        recorder.flush(60)
+        recorder.flush(600)  # A server that boots can take minutes to be noticed.
         os.write(note, f"{writer} {done}\n".encode())
         os.fsync(note)
     recorder.close("finished", "", 30)
