@@ -27,6 +27,11 @@ OVER: Final = frozenset({"finished", "failed", "stopped"})
 _NO_STEP_S: Final = 60.0
 _NORMAL: Final = "finished"
 _FAILED: Final = frozenset({"error", "failed", "gone"})
+_UNNAMED: Final = {
+    "preempted": "preemption",
+    "terminated": "a signal",
+    "interrupted": "an interrupt",
+}
 _ORDER: Final = ("silent", "late", "behind", "missing", "ended", "starting")
 
 
@@ -117,7 +122,8 @@ def _over(rows: Sequence[ParticipantView], started_at: float) -> RunState | None
     if last.end == _NORMAL:
         took_s = last.ended_at - started_at if last.ended_at is not None else None
         return RunState("finished", _wording.finished_text(took_s))
-    return RunState("stopped", _wording.stopped_text(last.reason or last.end, last.step))
+    reason = last.reason or _UNNAMED.get(last.end, last.end)
+    return RunState("stopped", _wording.stopped_text(reason, last.step))
 
 
 def _last_written(rows: Sequence[ParticipantView]) -> tuple[str, str]:
