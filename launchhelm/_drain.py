@@ -53,7 +53,7 @@ class Drain:
 
     def open(self) -> None:
         """Start the first segment, durable on return; raises OSError."""
-        self._journal.flush()
+        self._journal.start()
 
     def run(self) -> bool:
         """Make what is in the buffer now durable; return whether there was anything.

@@ -124,6 +124,21 @@ class JournalWriter:
         self.next_seq += count
         return first, self.next_seq - 1
 
+    def start(self) -> None:
+        """Open the first segment, durable on return.
+
+        Raises:
+            OSError: Nothing is open, and nothing is left behind where that could be helped.
+        """
+        try:
+            self.flush()
+        except OSError:
+            if self._descriptor >= 0:
+                self._abandon()
+                with suppress(OSError):
+                    os.unlink(self._path)
+            raise
+
     def flush(self) -> None:
         """Make every appended record durable: one write, one fsync; a new segment when needed.
 

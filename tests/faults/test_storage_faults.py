@@ -306,6 +306,7 @@ def test_a_disk_that_is_full_at_the_start_is_one_clear_error(small_disk: Path) -
         os.close(ballast)
     with pytest.raises(ConfigError, match="No space left on device"), recording(small_disk / "run"):
         pass
+    assert list((small_disk / "run" / "data").iterdir()) == []
 
 
 def test_a_full_disk_while_sealing_leaves_the_journals(

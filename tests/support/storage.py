@@ -176,13 +176,15 @@ from pathlib import Path
 from tests.support.storage import OPENING, WRITER
 from launchhelm._recorder import Recorder
 
-recorder = Recorder(Path(sys.argv[1]), WRITER, OPENING, flush_s=0.02, segment_bytes=int(sys.argv[2]))
+run, segment_bytes = Path(sys.argv[1]), int(sys.argv[2])
+recorder = Recorder(run, WRITER, OPENING, flush_s=0.02, segment_bytes=segment_bytes)
 recorder.start()
 chance = random.Random(int(sys.argv[3]))
 step = 0
 while True:
     for _ in range(chance.randrange(1, 60)):
-        recorder.append("m", {"train/loss": chance.random(), "lr": 1e-4, "odd": float("nan")}, step=step)
+        values = {"train/loss": chance.random(), "lr": 1e-4, "odd": float("nan")}
+        recorder.append("m", values, step=step)
         os.write(1, b"l%d %.6f\\n" % (step, time.monotonic()))
         step += 1
     if chance.random() < 0.3:

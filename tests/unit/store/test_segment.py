@@ -67,10 +67,8 @@ def training(writer: JournalWriter, count: int = 2000) -> None:
 def said(records: list[Record]) -> list[str]:
     """Everything that records say; the order of names within a body is free."""
     return [
-        repr(
-            (record.writer, record.seq, record.kind, record.at, record.step)
-            + (sorted(record.body.items(), key=lambda item: item[0]), list(record.axes.items()))
-        )
+        repr((record.writer, record.seq, record.kind, record.at, record.step, record.axes))
+        + repr(sorted(record.body.items(), key=lambda item: item[0]))
         for record in records
     ]
 
