@@ -7,7 +7,7 @@ import importlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from launchhelm.store.line import dumps, special
 
