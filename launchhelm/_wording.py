@@ -86,7 +86,7 @@ class Around:
         run_over: Why nobody will answer, for example "the run finished".
         cancelled_by: Who cancelled it.
         reverted_by: What undid the value later, for example "restore at step 13,900, attempt 3".
-        diverged: (rank, value text) of ranks that show another effective value (R53), and what
+        diverged: (rank, value text) of ranks that show another effective value, and what
             the others show.
     """
 

@@ -416,7 +416,7 @@ def test_a_torn_segment_is_read_from_its_journal_where_that_came_along(run: RunB
     assert numbers(Reader(run.directory).poll()) == list(range(10))
 
 
-# --- any cut, any flip (I3) -----------------------------------------------------------------------
+# --- any cut, any flip ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -494,7 +494,7 @@ def test_a_run_of_nuls_anywhere_gives_no_wrong_record_and_keeps_all_others(
     assert len(found) == len(set(numbers(found)))
 
 
-# --- any interleaving (I2) ------------------------------------------------------------------------
+# --- any interleaving -----------------------------------------------------------------------------
 
 
 class Interleaving(RuleBasedStateMachine):
