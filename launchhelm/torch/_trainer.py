@@ -7,8 +7,8 @@ microseconds: it appends at most one record and looks at the control exchange.
 from __future__ import annotations
 
 import logging
+import math
 import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
@@ -108,7 +108,7 @@ class Trainer:
         self._has_stepped = False
         self._has_ended = False
         # However this process ends, the run's end is where the other ranks are told.
-        run.before_finish(_leaving(weakref.ref(self)))
+        run.before_finish(self._leave)
 
     @property
     def global_step(self) -> int:
@@ -164,10 +164,11 @@ class Trainer:
             raise TypeError(f"A {type(optimizer).__name__} has no param_groups to watch.")
         if scheduler is not None and not callable(getattr(scheduler, "step", None)):
             raise TypeError(f"A {type(scheduler).__name__} has no step() to follow.")
+        # Clipping is part of training and goes on after the end of the run.
+        self._model, self._optimizer = model, optimizer
         if self._has_ended:
             return
         try:
-            self._model = model
             self._watch_rates(optimizer, scheduler, "lr" in wanted)
             if self._series is not None:
                 self._series.watch(optimizer, scaler, log_every)
@@ -176,7 +177,7 @@ class Trainer:
             self._fault("watch", error)
 
     def _watch_rates(self, optimizer: Any, scheduler: Any, wanted: bool) -> None:
-        old, self._optimizer = self._rates, optimizer
+        old = self._rates
         if wanted and old and old.optimizer is optimizer and old.scheduler is scheduler:
             return  # Watched again: the multipliers that were commanded stay.
         if old is not None:
@@ -384,6 +385,8 @@ class Trainer:
         Raises:
             RuntimeError: Nothing is watched yet.
         """
+        if self._optimizer is None and self._has_ended:
+            return math.nan
         if self._optimizer is None:
             raise RuntimeError("clip_grad_norm_() needs watch(model, optimizer) first.")
         limit = self._grad_clip if max_norm is None else max_norm
@@ -463,17 +466,6 @@ def _noticing(run: Run, is_coordinator: bool) -> Callable[[str], None]:
         _log.log(logging.WARNING if is_coordinator else logging.INFO, "launchhelm: %s", text)
 
     return notice
-
-
-def _leaving(reference: weakref.ref[Trainer]) -> Callable[[], None]:
-    """Make what the run calls when it ends; it does not keep the trainer alive."""
-
-    def leave() -> None:
-        trainer = reference()
-        if trainer is not None:
-            trainer._leave()
-
-    return leave
 
 
 def _inert(kind: type[Trainer], control: RankFacts, log_ranks: str, step: int, run: Run) -> Trainer:

@@ -452,7 +452,9 @@ def test_a_copy_of_everything_trains_on_and_records_nothing(
     assert twin.global_step == 1 and twin.control == trainer.control
     count = len(records(on_disk(trainer)))
     parts["model"](torch.ones(1, 2)).sum().backward()
+    twin.clip_grad_norm_()
     twin.watch(parts["model"], parts["optimizer"])
+    assert twin.clip_grad_norm_(1.0) == pytest.approx(3**0.5)
     twin.step(loss=5)
     twin.log({"a": 1})
     twin.finish()
