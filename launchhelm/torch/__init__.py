@@ -10,6 +10,10 @@
     tr.finish()
 """
 
+from launchhelm import _optional
+
+_optional.require("torch")  # Without it: one line that says what to install.
+
 from launchhelm.torch._controls import Tunable
 from launchhelm.torch._errors import DivergedStateError
 from launchhelm.torch._open import init
