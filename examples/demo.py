@@ -11,6 +11,8 @@ says that the change landed on both ranks at one step.
 from __future__ import annotations
 
 import math
+import os
+import shlex
 import subprocess
 import sys
 import time
@@ -32,11 +34,12 @@ SETTLED_STEP = 100  # The first steps fall so fast that a change would not be se
 def main() -> int:
     root = default_root(DIRECTORY.read())
     before = {run.run_id for run in views.runs(root)} if root.exists() else set()
-    training = subprocess.Popen([*TORCHRUN, str(DDP), "--seconds", "8"])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    training = subprocess.Popen([*TORCHRUN, str(DDP), "--seconds", "8"], env=environment)
     try:
         run = wait_for_run(training, root, before)
         say("From a third process:")
-        launchhelm(root, "control", run.run_id, "lr", "scale=0.5", "--yes", "--reason", "the demo")
+        launchhelm(root, "control", run.run_id, "lr", "scale=0.5", "--reason", "the demo")
         training.wait(PATIENCE_S)
     finally:
         training.terminate()
@@ -122,9 +125,9 @@ def judge(run: views.RunView) -> list[str]:
 
 def launchhelm(root: Path, *words: str) -> None:
     """Run the command as a person would, and show what was typed."""
-    print(f"$ launchhelm {' '.join(words)}", flush=True)
+    print(f"$ launchhelm {shlex.join(words)}", flush=True)
     command = [sys.executable, "-m", "launchhelm", "--root", str(root), *words]
-    subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
+    subprocess.run(command, stdin=subprocess.DEVNULL)
 
 
 def say(text: str) -> None:
