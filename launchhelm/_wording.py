@@ -196,7 +196,8 @@ def _unknown(outcome: Outcome) -> Sentence:
 
 def _waiting(command: CommandLike, around: Around, *, picked_up: bool) -> Sentence:
     if around.run_over:
-        return Sentence("Waiting", f": {around.run_over}, nobody answers; it will expire", mark="◆")
+        rest = f": {around.run_over}; a next attempt gets it while it is valid, else it expires"
+        return Sentence("Waiting", rest, mark="◆")
     if not picked_up and _is_overdue(around):
         waited = duration(around.waited_s or 0.0)
         rest = f": {_why_not_picked_up(around)}. Nothing has changed"

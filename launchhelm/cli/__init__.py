@@ -90,7 +90,9 @@ def parser_for(verb: str) -> argparse.ArgumentParser:
     module.configure(parser)
     common = parser.add_argument_group("common options")
     _add_root(common)
-    common.add_argument("--json", action="store_true", help="print JSON; the fields are in docs/cli.md")
+    common.add_argument(
+        "--json", action="store_true", help="print JSON; the fields are in docs/cli.md"
+    )
     common.add_argument(
         "--color",
         choices=("auto", "always", "never"),

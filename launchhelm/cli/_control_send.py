@@ -155,6 +155,7 @@ def _plan(
         world_size=around.world_size,
     )
     states = {each.rank: each.state for each in run.participants}
+    states |= dict.fromkeys(run.missing, "missing")
     warnings = check.warnings_for(change, capability)
     if run.state.word == "no news":
         warnings.append(f"{run.state.text}; the command may wait, and expire after 1 h")
@@ -193,30 +194,28 @@ def _confirmed(output: Output) -> bool:
 def _send_and_wait(
     run: views.RunView, command: Command, arguments: argparse.Namespace, output: Output
 ) -> int:
-    path = inbox.send(run.directory, command)
-    del path
-    if arguments.no_wait:
-        output.say(f"written {_clock_text()}")
-        if output.json:
-            output.document({"sent": True, "id": command.id, "state": "written"})
-        else:
-            output.line(command.id)
-        return Exit.DONE
     try:
-        return _wait(run, command, arguments.timeout, output)
+        inbox.send(run.directory, command)
+        output.say(f"written {_clock_text()}")
+        if not arguments.no_wait:
+            return _wait(run, command, arguments.timeout, output)
     except KeyboardInterrupt:
         output.say(
-            f"\nInterrupted. Command {command.id} stays in the inbox and may still be applied; "
+            f"\nInterrupted. Command {command.id} stays where it is and may still be applied; "
             f"see: launchhelm control {run.run_id} log"
         )
         return Exit.INTERRUPTED
+    if output.json:
+        output.document({"sent": True, "id": command.id, "state": "written"})
+    else:
+        output.line(command.id)
+    return Exit.DONE
 
 
 def _wait(run: views.RunView, command: Command, timeout_s: float | None, output: Output) -> int:
     began = time.monotonic()
     said_at = began
     ended_at: float | None = None
-    output.say(f"written {_clock_text()}")
     picked_up = False
     while True:
         now = time.monotonic()

@@ -162,7 +162,7 @@ def _print_processes(view: views.RunView, output: Output, *, fold: bool) -> None
         output.line(_folded(rest))
     if view.missing:
         output.line(output.paint(f"  missing: {_ranks_text(view.missing)}", "bad"))
-    if any(each.age.by_host_clock for each in processes):
+    if any(each.age.by_host_clock and each.state != "ended" for each in processes):
         output.line("  heartbeat ages by the host's clock; --observe 15 makes them our own")
     if any(each.state in _RANK_TONES for each in processes):
         output.line("  late after 45 s without a heartbeat, silent after 120 s")
