@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from launchhelm import views
 from launchhelm.records import Command, Outcome
 from launchhelm.store import inbox
 from launchhelm.store.manifest import attempts
@@ -81,9 +82,9 @@ def test_every_rank_says_where_it_stands(tmp_path: Path) -> None:
         }
     run = only_run(tmp_path)
     assert series(run, "train/loss", rank=1) == [(1, 1)]
-    for rank in (0, 1):
-        labels = opening(run, rank)["participant"]["labels"]
-        assert labels == {
+    for rank, seen in enumerate(views.open_run(run).participants):
+        assert (seen.name, seen.role, seen.rank) == (f"rank-{rank}", "trainer", rank)
+        assert seen.labels == {
             "launchhelm.rank": str(rank),
             "launchhelm.group_rank": str(rank),
             "launchhelm.world_size": "2",
@@ -91,34 +92,6 @@ def test_every_rank_says_where_it_stands(tmp_path: Path) -> None:
             "launchhelm.node": os.uname().nodename,
             "launchhelm.elastic.restart_count": "0",
         }
-        assert opening(run, rank)["participant"]["name"] == f"rank-{rank}"
-
-
-def opening(run: Path, rank: int) -> dict[str, Any]:
-    """Return the opening facts of a rank's first segment."""
-    import json
-
-    from launchhelm.store.connection import open_sealed
-
-    (first,) = (run / "data").glob(f"r{rank:05d}-a001-*.00001.*")
-    if first.suffix == ".jsonl":
-        value: dict[str, Any] = json.loads(first.read_bytes().splitlines()[0])
-        return value
-    connection = open_sealed(first)
-    try:
-        meta = dict(connection.execute("select key, value from meta").fetchall())
-    finally:
-        connection.close()
-    return {key: _loaded(text) for key, text in meta.items()}
-
-
-def _loaded(text: str) -> Any:
-    import json
-
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def controlled(rank: int, size: int, tell: Tell, root: str) -> dict[str, Any]:
@@ -270,7 +243,7 @@ def not_writable(rank: int, size: int, tell: Tell, root: str) -> str:
 def test_a_coordinator_that_cannot_open_the_run_tells_its_peers(tmp_path: Path) -> None:
     occupied = tmp_path / "file"
     occupied.write_text("not a directory")
-    ended = run_ranks(not_writable, 2, root=str(occupied))
+    ended = run_ranks(not_writable, 2, root=str(occupied / "runs"))
     assert [one.value for one in ended] == ["ConfigError config", "Unavailable unavailable"]
 
 
