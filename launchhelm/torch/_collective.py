@@ -1,37 +1,58 @@
-"""SKELETON of the interface, the body follows."""
+"""This rank's links to the others of one trainer: two gloo groups and a board in the store.
+
+Facts of torch 2.13 that shaped this module, each found by a small test:
+
+- Asynchronous operations of a gloo group pair by the order in which each rank issues them, however
+  late a peer comes; `is_completed` may be polled, and then `wait` returns or raises at once.
+- The group's destructor joins its threads, which sit in operations that nobody will complete: a
+  process would hang at exit until its peer is gone. So a group is made without `new_group` (torch
+  then neither destroys it nor forgets it with `destroy_process_group`), and is never destructed:
+  process exit ends its threads. Finishing before, after or without `destroy_process_group` is fine.
+- A killed peer closes its sockets: operations with it fail at once, others may still succeed, so a
+  broadcast may reach some ranks only. A `send` to a dead peer raises at once, which names it.
+- A rank that leaves or is stopped closes nothing; hence the board and the deadline.
+
+Everything here runs on the thread that calls `init`, `step` or `finish`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import ctypes
+import hashlib
+import json
+import socket
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
+from launchhelm.errors import Unavailable
+from launchhelm.torch._board import Board, default_store
+from launchhelm.torch._protocol import Cause
 
-class Links:
-    """This rank's connections to the others of one trainer, and what they agreed on at the start.
+PACKET_INTEGERS: Final = 8
+_FIRST_LOOK_S: Final = 0.25
+_LOOK_S: Final = 1.0
+_GRACE_S: Final = 0.25
+_SLOW_S: Final = 0.1
+_SLEEP_S: Final = (20e-6, 0.002)
+_GLOO_MARGIN_S: Final = 60.0
+_PROBE_TAG: Final = 0x1A2C
+_MAX_JSON_BYTES: Final = 16 << 20
 
-    `on` is False where the groups could not be made: the same on all ranks, with the reason in
-    `why`. broadcast_json works then too (it goes through the store).
-    """
+_made: dict[tuple[int, ...], int] = {}
+"""How many trainers this process made for each set of ranks. All ranks count alike."""
 
-    rank: int
-    size: int
-    hosts: tuple[str, ...]
-    on: bool
-    why: str
 
-    def broadcast_json(self, value: Any = None, *, timeout_s: float = 600.0) -> Any:
-        """Coordinator (group rank 0) passes a JSON value; returned on every rank. Collective."""
-        raise NotImplementedError
+class LinkLost(Exception):
+    """An operation did not come about, and the group must not be used again."""
 
-    def gather_json(self, value: Any) -> list[Any]:
-        """Collect one JSON value of every rank on every rank, on the data group. Collective."""
-        raise NotImplementedError
-
-    def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        """Reduce (`sum`, `min`, `max`) in place on the data group. Collective. Unavailable."""
-        raise NotImplementedError
+    def __init__(self, cause: Cause) -> None:
+        super().__init__(cause.text)
+        self.cause = cause
 
 
 def make_links(
@@ -41,8 +62,415 @@ def make_links(
     agree_s: float = 60.0,
     required: bool = False,
 ) -> Links | None:
-    """None without torch.distributed or with one rank; collective over `process_group`.
+    """Connect the ranks of a group for control. Collective over `process_group`.
 
-    With required=True and no groups: raises Unavailable on every rank alike.
+    Args:
+        process_group: Whose ranks; default all. Its backend does not matter.
+        timeout_s: Seconds to wait for a silent rank in any later operation.
+        agree_s: Seconds until all ranks must have come here, and again to make the groups.
+        required: Raise on all ranks alike instead of returning links that are off.
+
+    Returns:
+        None without torch.distributed or with one rank. Else links; where the groups could not be
+        made, `on` is False on every rank and `why` says the same reason.
+
+    Raises:
+        Unavailable: The groups could not be made and `required` is set; on every rank.
+        ValueError: This process is not in the group.
     """
-    raise NotImplementedError
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    size = dist.get_world_size(process_group)
+    rank = dist.get_rank(process_group)
+    if rank < 0:
+        raise ValueError("this process is not a member of process_group")
+    if size == 1:
+        return None
+    members = tuple(dist.get_process_group_ranks(process_group))
+    number = _made[members] = _made.get(members, 0) + 1
+    digest = hashlib.sha256(repr(members).encode()).hexdigest()[:12]
+    board = Board(default_store(), f"launchhelm/{digest}/{number}")
+    links = Links(rank, size, board, timeout_s)
+    links.connect(agree_s)
+    if required and not links.on:
+        raise Unavailable(
+            f"Control is required, but its group could not be made: {links.why}.",
+            kept="No rank has started training.",
+            remedy="Fix the connection between the hosts, or do not require control.",
+        )
+    return links
+
+
+class Links:
+    """This rank's connections to the others of one trainer, and what they agreed on at the start.
+
+    Attributes:
+        rank: Group rank; 0 is the coordinator.
+        size: Ranks of the group.
+        hosts: Host name of each rank.
+        on: Whether the groups could be made; the same on all ranks.
+        why: The reason when not.
+        place: (call, step) of this rank, named in messages; kept current by the exchange.
+        on_slow: Called once in a wait that passes 0.1 s.
+    """
+
+    def __init__(self, rank: int, size: int, board: Board, timeout_s: float) -> None:
+        self.rank = rank
+        self.size = size
+        self.board = board
+        self.timeout_s = timeout_s
+        self.hosts: tuple[str, ...] = ()
+        self.on = False
+        self.why = ""
+        self.place = (0, 0)
+        self.on_slow: Callable[[], None] = _nothing
+        self._left: dict[int, dict[str, Any]] = {}
+        self._broken: dict[str, Any] | None = None
+        self._exchange: dist.ProcessGroupGloo | None = None
+        self._data: dist.ProcessGroupGloo | None = None
+        self._issued: list[tuple[torch.Tensor, dist.Work]] = []
+        self._told = 0
+
+    # The start.
+
+    def connect(self, agree_s: float) -> None:
+        """Agree through the store that all are here, make both groups, and agree on that too.
+
+        Both decisions are the first writer's word, so a rank that has waited too long and a
+        coordinator that comes late cannot decide differently.
+        """
+        board, ranks = self.board, range(self.size)
+        host = socket.gethostname()
+        board.put(f"here/{self.rank}", json.dumps({"host": host, "address": _resolve(host)}))
+        keys = [f"here/{rank}" for rank in ranks]
+        word = ""
+        if self.rank == 0:
+            missing = [] if board.wait(keys, agree_s) else self._missing(keys)
+            word = f"rank {_list(missing)} did not come within {agree_s:g} s" if missing else "go"
+        elif not board.wait(["start"], agree_s + 5.0):
+            word = f"rank 0 said nothing within {agree_s:g} s"
+        word = board.decide("start", word)
+        if word != "go":
+            self.why = word
+            return
+        facts = [json.loads(board.read(key) or "{}") for key in keys]
+        self.hosts = tuple(str(fact.get("host", "")) for fact in facts)
+        error = self._make_groups(agree_s)
+        board.put(f"made/{self.rank}", error)
+        word = ""
+        if self.rank == 0:
+            keys = [f"made/{rank}" for rank in ranks]
+            missing = [] if board.wait(keys, agree_s + 5.0) else self._missing(keys)
+            errors = {rank: board.read(f"made/{rank}") for rank in ranks if rank not in missing}
+            word = _judge_groups(missing, errors, facts)
+        elif not board.wait(["groups"], 2 * agree_s + 10.0):
+            word = "rank 0 did not say whether all groups were made"
+        word = board.decide("groups", word)
+        self.on, self.why = word == "on", "" if word == "on" else word
+
+    def _missing(self, keys: Sequence[str]) -> list[int]:
+        return [rank for rank, key in enumerate(keys) if self.board.read(key) is None]
+
+    def _make_groups(self, agree_s: float) -> str:
+        try:
+            self._exchange = _make_group(self.board, "exchange", self.rank, self.size, agree_s)
+            self._data = _make_group(self.board, "data", self.rank, self.size, agree_s)
+        except Exception as error:  # The agreement protects the training from any failure here.
+            return f"{type(error).__name__}: {_first_line(error)}"
+        return ""
+
+    def broadcast_json(self, value: Any = None, *, timeout_s: float = 600.0) -> Any:
+        """Pass a JSON value of the coordinator to every rank and return it. Collective.
+
+        It goes through the store, so it works with control off, and ranks never wait for a file.
+
+        Raises:
+            Unavailable: The coordinator said nothing in time, or its store is gone.
+        """
+        self._told += 1
+        key = f"told/{self._told}"
+        try:
+            if self.rank == 0:
+                self.board.store.set(key, json.dumps(value))
+                return value
+            if self.board.wait([key], timeout_s):
+                return json.loads(self.board.store.get(key))
+        except RuntimeError as error:
+            raise Unavailable(f"Rank 0 is gone: {_first_line(error)}.") from error
+        raise Unavailable(f"Rank 0 said nothing for {timeout_s:g} s.")
+
+    # The exchange group. Only the exchange calls these, in the order of its protocol.
+
+    def issue(self, integers: Sequence[int]) -> None:
+        """Coordinator: broadcast a packet without waiting."""
+        assert self._exchange is not None and len(integers) == PACKET_INTEGERS
+        tensor = torch.tensor(integers, dtype=torch.int64)
+        self._issued.append((tensor, self._exchange.broadcast(tensor, 0, self._limit)))
+
+    def receive(self) -> list[int]:
+        """Wait for the packet that is due: the issued one, or on a peer the coordinator's."""
+        assert self._exchange is not None
+        if self._issued:
+            tensor, work = self._issued.pop(0)
+        else:
+            tensor = torch.empty(PACKET_INTEGERS, dtype=torch.int64)
+            work = self._exchange.broadcast(tensor, 0, self._limit)
+        self._wait(work)
+        packet: list[int] = tensor.tolist()
+        return packet
+
+    def share(self, body: bytes | None, size: int) -> bytes:
+        """Broadcast `size` bytes of the coordinator."""
+        assert self._exchange is not None
+        tensor = torch.zeros(-(-size // 8) * 8, dtype=torch.uint8)
+        if body is not None:
+            tensor[:size] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+        self._wait(self._exchange.broadcast(tensor, 0, self._limit))
+        return tensor[:size].numpy().tobytes()
+
+    def gather(self, row: bytes, *, on_data: bool = False) -> list[bytes]:
+        """Exchange one row of a fixed size with every rank; rows in rank order."""
+        group = self._data if on_data else self._exchange
+        assert group is not None
+        own = torch.frombuffer(bytearray(row), dtype=torch.uint8)
+        rows = [torch.empty_like(own) for _ in range(self.size)]
+        self._wait(group.allgather(rows, own, self._limit))
+        return [other.numpy().tobytes() for other in rows]
+
+    # The data group, which log_reduced and long handlers use.
+
+    def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        """Reduce in place (`sum`, `min`, `max`) over all ranks. Collective.
+
+        Raises:
+            Unavailable: The groups could not be made, or a rank left, died or was too late.
+        """
+        operation = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+        group = self._usable_data("log_reduced")
+        self._wait_data(group.allreduce(tensor, operation[op], self._limit), "log_reduced")
+        return tensor
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """Collect one JSON value of every rank on every rank. Collective.
+
+        Raises:
+            Unavailable: As in `all_reduce`.
+            ValueError: The value is larger than 16 MiB.
+        """
+        body = json.dumps(value).encode()
+        if len(body) > _MAX_JSON_BYTES:
+            raise ValueError("a gathered value may have at most 16 MiB")
+        group = self._usable_data("gather")
+        sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
+        own_size = torch.tensor([len(body)], dtype=torch.int64)
+        self._wait_data(group.allgather(sizes, own_size, self._limit), "gather")
+        longest = max(int(size) for size in sizes)
+        own = torch.zeros(longest, dtype=torch.uint8)
+        own[: len(body)] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+        rows = [torch.empty_like(own) for _ in range(self.size)]
+        self._wait_data(group.allgather(rows, own, self._limit), "gather")
+        return [
+            json.loads(row[: int(size)].numpy().tobytes())
+            for row, size in zip(rows, sizes, strict=True)
+        ]
+
+    def _usable_data(self, call: str) -> dist.ProcessGroupGloo:
+        if self._data is None:
+            raise Unavailable(f"{call} needs a group that could not be made: {self.why}.")
+        return self._data
+
+    def _wait_data(self, work: dist.Work, call: str) -> None:
+        try:
+            self._wait(work, data=True)
+        except LinkLost as lost:
+            # Nothing is retried on a group once one operation on it was lost.
+            self._data, self.why = None, lost.cause.text
+            raise Unavailable(f"{call} at step {self.place[1]}: {lost.cause.text}.") from lost
+
+    # Leaving, and losing.
+
+    def leave(self, step: int, call: int, reason: str) -> None:
+        """Tell the others that this rank takes no further part. No collective."""
+        host = self.hosts[self.rank] if self.hosts else ""
+        self.board.say(
+            {"what": "left", "rank": self.rank, "host": host, "step": step, "call": call,
+             "reason": reason}
+        )  # fmt: skip
+
+    def break_off(self, cause: Cause) -> None:
+        """Use the exchange group no more, and let the ranks that wait in it know why."""
+        self.drop()
+        if self._broken is None:
+            self._broken = {
+                "what": "broken", "rank": self.rank, "kind": cause.kind,
+                "ranks": list(cause.ranks), "text": cause.text,
+            }  # fmt: skip
+            self.board.say(self._broken)
+
+    def drop(self) -> None:
+        """Forget what was issued; it dies with its group."""
+        self._issued.clear()
+        self.on = False
+
+    def left_before(self, call: int) -> bool:
+        """Whether every other rank has announced that it left before this call."""
+        self._look()
+        others = set(range(self.size)) - {self.rank}
+        return all(rank in self._left and self._left[rank]["call"] < call for rank in others)
+
+    @property
+    def _limit(self) -> timedelta:
+        # Our own deadline comes first: gloo's message names an address, ours the ranks.
+        return timedelta(seconds=self.timeout_s + _GLOO_MARGIN_S)
+
+    def _wait(self, work: dist.Work, *, data: bool = False) -> None:
+        """Wait in slices for an operation. Raises LinkLost."""
+        start = time.monotonic()
+        look_at, slow = start + _FIRST_LOOK_S, False
+        pause_s, longest_s = _SLEEP_S
+        while not work.is_completed():
+            now = time.monotonic()
+            if not slow and now - start > _SLOW_S:
+                slow = True
+                self.on_slow()
+            if now >= look_at:
+                self._look()
+                cause = self._known_cause(data)
+                if cause is not None and not _completes(work, _GRACE_S):
+                    raise LinkLost(cause)
+                self.board.put(f"at/{self.rank}", json.dumps(self.place))
+                look_at = now + _LOOK_S
+            if now - start > self.timeout_s:
+                raise LinkLost(self._silent())
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, longest_s)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise LinkLost(self._failed(error, data)) from error
+
+    def _look(self) -> None:
+        for entry in self.board.news():
+            if entry["what"] == "left":
+                self._left.setdefault(entry["rank"], entry)
+            elif self._broken is None:
+                self._broken = entry
+
+    def _known_cause(self, data: bool) -> Cause | None:
+        if self._left:
+            return Cause("left", tuple(sorted(self._left)), _sentence_left(self._left))
+        if self._broken is not None and not data:
+            entry = self._broken
+            return Cause(entry["kind"], tuple(entry["ranks"]), entry["text"])
+        return None
+
+    def _failed(self, error: RuntimeError, data: bool) -> Cause:
+        """Name who is gone after an operation failed."""
+        self._look()
+        cause = self._known_cause(data)
+        if cause is not None and cause.ranks:
+            return cause
+        # The sockets of a killed process close one after the other.
+        for _ in range(10):
+            dead = self._dead()
+            if dead:
+                names = _list([self._name(rank) for rank in dead])
+                return Cause("dead", tuple(dead), f"the process of rank {names} is gone")
+            time.sleep(0.05)
+        return cause or Cause("broken", (), f"the connection broke: {_first_line(error)}")
+
+    def _dead(self) -> list[int]:
+        if self._data is None:
+            return []
+        dead = []
+        for rank in range(self.size):
+            if rank != self.rank:
+                try:
+                    # Nobody receives this; to a living rank it stays a notice of a few bytes.
+                    self._data.send([torch.zeros(1, dtype=torch.uint8)], rank, _PROBE_TAG)
+                except RuntimeError:
+                    dead.append(rank)
+        return dead
+
+    def _silent(self) -> Cause:
+        """Name the ranks that do not wait where this one waits."""
+        silent = []
+        for rank in range(self.size):
+            at = self.board.read(f"at/{rank}")
+            if rank != self.rank and (at is None or json.loads(at)[0] != self.place[0]):
+                silent.append(rank)
+        names = _list([self._name(rank) for rank in silent]) if silent else "of unknown number"
+        call, step = self.place
+        text = f"rank {names} did not come to step {step} (call {call}) in {self.timeout_s:g} s"
+        return Cause("timeout", tuple(silent), text)
+
+    def _name(self, rank: int) -> str:
+        host = self.hosts[rank] if rank < len(self.hosts) else ""
+        return f"{rank} on {host}" if host else str(rank)
+
+
+def _make_group(
+    board: Board, name: str, rank: int, size: int, limit_s: float
+) -> dist.ProcessGroupGloo:
+    store = dist.PrefixStore(name, board.store)
+    group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=limit_s))
+    # One reference too many, on purpose: the group is never destructed (see the docstring above).
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    return group
+
+
+def _judge_groups(
+    missing: Sequence[int], errors: dict[int, str | None], facts: Sequence[dict[str, Any]]
+) -> str:
+    """Decide whether control is on; else say why, and which addresses the ranks advertised."""
+    failed = {rank: text for rank, text in errors.items() if text}
+    if not failed and not missing:
+        return "on"
+    parts = [f"rank {rank}: {text}" for rank, text in failed.items()]
+    if missing:
+        parts.append(f"rank {_list(missing)} did not finish making the groups")
+    addresses = {f"{fact.get('host')} ({fact.get('address')})" for fact in facts}
+    hosts = {fact.get("host") for fact in facts}
+    loopback = [fact for fact in facts if str(fact.get("address", "")).startswith("127.")]
+    if len(hosts) > 1 and loopback:
+        parts.append("a host name resolves to loopback; set GLOO_SOCKET_IFNAME to the interface")
+    shown = sorted(addresses)
+    more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
+    return "; ".join((*parts[:8], f"addresses: {', '.join(shown[:8])}{more}"))
+
+
+def _completes(work: dist.Work, limit_s: float) -> bool:
+    """Whether an operation still completes: its data may be on the way while a rank leaves."""
+    deadline = time.monotonic() + limit_s
+    while not work.is_completed():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def _sentence_left(left: dict[int, dict[str, Any]]) -> str:
+    return "; ".join(
+        f"rank {rank}{' on ' + entry['host'] if entry['host'] else ''} left after step "
+        f"{entry['step']} ({entry['reason']})"
+        for rank, entry in sorted(left.items())[:8]
+    )
+
+
+def _resolve(host: str) -> str:
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        return "not resolvable"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0][:200]
+
+
+def _list(items: Sequence[object]) -> str:
+    return ", ".join(str(item) for item in items)
+
+
+def _nothing() -> None:
+    return None
