@@ -23,10 +23,11 @@ SUBVERBS: Final = ("list", "log")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare what `control` takes."""
+    parser.usage = f"{parser.prog} RUN NAME [key=value ...] [options]"
     parser.add_argument(
         "words",
         nargs="+",
-        metavar="RUN NAME [key=value ...]",
+        metavar="RUN NAME",
         help=f"the run ({selection.RUN_HELP.removesuffix(' (the default)')}), then a control with "
         "its fields, or list, or log",
     )
