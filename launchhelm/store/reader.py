@@ -201,7 +201,10 @@ class Reader:
             else:
                 self._problems.pop(str(name), None)
                 return beyond
-        return self._read_journal(SegmentName(writer, number, sealed=False), progress, batch, limit)
+        name = SegmentName(writer, number, sealed=False)
+        beyond = self._read_journal(name, progress, batch, limit)
+        self._problems.pop(str(name), None)
+        return beyond
 
     def _read_sealed(
         self, name: SegmentName, progress: Progress, batch: list[Record], limit: int | None
@@ -299,7 +302,7 @@ class Reader:
     def _understands(self, name: SegmentName, version: object) -> bool:
         if not isinstance(version, int) or version <= FORMAT:
             return True
-        self._problems[str(name)] = (
+        self._problems[f"format of {name}"] = (
             f"{name} is of format {version}, which is newer than {FORMAT}: skipped, "
             "a newer launchhelm can read it"
         )

@@ -10,14 +10,17 @@ rank0.seal()                        # the journal becomes a segment, the next on
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from launchhelm._ids import new_run_id
-from launchhelm.records import WriterId
+from launchhelm.records import Record, WriterId
 from launchhelm.store import layout
 from launchhelm.store.layout import SegmentName
 from launchhelm.store.line import dumps, metric_values, seal_line
@@ -227,3 +230,97 @@ def wait_for(condition: Any, *, timeout_s: float = 20.0) -> Any:
             return value
         assert time.monotonic() < deadline, "the condition did not come true in time"
         time.sleep(0.01)
+
+
+NOBODY = 65534
+
+
+def as_nobody(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Run a function in a child process of a user without any rights; needs root.
+
+    The child is forked, not executed: the interpreter itself may be out of that user's reach, so
+    everything that the function imports has to be loaded already.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            answer = json.dumps(function())
+        except BaseException as error:  # Everything has to be told, and nothing may escape.
+            answer = json.dumps({"error": repr(error)})
+        with os.fdopen(writing, "w") as pipe:
+            pipe.write(answer)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        found: dict[str, Any] = json.loads(pipe.read())
+    os.waitpid(child, 0)
+    assert "error" not in found, found
+    return found
+
+
+LOGGER = """
+import itertools, sys, time
+from pathlib import Path
+from launchhelm._recorder import Recorder
+from launchhelm.records import Record, WriterId
+
+run, rank, attempt, token, pause = Path(sys.argv[1]), *map(int, sys.argv[2:4]), *sys.argv[4:6]
+recorder = Recorder(
+    run, WriterId(rank, attempt, token), {"rank": rank, "world": 1, "host": "here"},
+    heartbeat_s=0.05, flush_s=0.02, segment_bytes=20_000, max_segment_bytes=40_000,
+)
+recorder.start()
+for step in itertools.count():
+    recorder.append("m", {"loss": step * 0.5, "twice": step * 2}, step=step)
+    recorder.progress.step = step
+    if step == 50:
+        recorder.flush(20)
+        print("logging", flush=True)
+    time.sleep(float(pause))
+"""
+"""A process that logs `loss == step / 2` and `twice == 2 * step` until it is killed."""
+
+
+class Logger:
+    """A real process at work in a run directory; killed at the end of the block at the latest."""
+
+    def __init__(
+        self, run: RunBuilder, *, rank: int = 0, attempt: int = 1, pause_s: float = 0.0002
+    ) -> None:
+        token = os.urandom(4).hex()
+        self.writer = WriterId(rank, attempt, token)
+        arguments = [str(run.directory), str(rank), str(attempt), token, str(pause_s)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LOGGER, *arguments],
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).resolve().parents[2],
+        )
+
+    def __enter__(self) -> Logger:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"logging\n"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+def assert_is_prefix(records: list[Record]) -> int:
+    """Check that these are the first records of a Logger, right in every value; how many."""
+    assert [record.seq for record in records] == list(range(len(records)))
+    for record in records:
+        if record.kind == "m":
+            assert record.step is not None
+            assert record.body == {"loss": record.step * 0.5, "twice": record.step * 2}
+    return len(records)
