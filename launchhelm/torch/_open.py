@@ -106,7 +106,6 @@ def init(
         log_ranks=log_ranks,
         control_every=control_every,
         on_partial_failure=on_partial_failure,
-        collective_timeout_s=collective_timeout_s,
         control_off=control == "off",
     )
     if system_metrics and facts.local_rank == 0:

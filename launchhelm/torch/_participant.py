@@ -81,7 +81,8 @@ def rank_facts(links: Links | None, process_group: dist.ProcessGroup | None = No
     rank = dist.get_rank() if is_joined else 0
     if links is None:
         return RankFacts(rank=rank, local_rank=_local_rank(0), coordinator=rank, hostname=hostname)
-    hosts = links.hosts
+    # Without control the ranks know nothing of each other's hosts; one host is the best guess.
+    hosts = links.hosts or (hostname,) * links.size
     mine = hosts[links.rank]
     group = process_group if process_group is not None else dist.group.WORLD
     return RankFacts(

@@ -68,7 +68,6 @@ class Trainer:
         log_ranks: str = "zero",
         control_every: int = 1,
         on_partial_failure: str = "raise",
-        collective_timeout_s: float = 1800.0,
         control_off: bool = False,
     ) -> None:
         self.run = run
@@ -100,11 +99,11 @@ class Trainer:
                 notice=_noticing(run, control.is_coordinator),
                 control_every=control_every,
                 on_partial_failure=on_partial_failure,
-                timeout_s=collective_timeout_s,
             )
             status = self._exchange.status
         self._board = Board(run, self._plant, status) if control.is_coordinator else None
         self._failure: DivergedStateError | None = None
+        self._reason = "the process ended without finish()"
         self._has_stepped = False
         self._has_ended = False
         # However this process ends, the run's end is where the other ranks are told.
@@ -402,6 +401,7 @@ class Trainer:
             close_run: False leaves the run open for a resume.
             timeout: Seconds to wait for storage, 10 at most.
         """
+        self._reason = "finished"
         self.run.finish(close_run=close_run, timeout=timeout)
 
     def _leave(self) -> None:
@@ -411,7 +411,9 @@ class Trainer:
             # A commanded rate must survive our end, so then the scheduler stays hooked.
             self._rates.unhook()
         if self._exchange is not None:
-            self._exchange.finish()
+            self._exchange.finish(self._reason)
+        elif self._links is not None:
+            self._links.leave(self._step, 0, self._reason)
 
     def __enter__(self) -> Trainer:
         return self
@@ -423,6 +425,7 @@ class Trainer:
         traceback: TracebackType | None,
     ) -> None:
         state, reason = ("finished", "") if error is None else _endings.describe(error)
+        self._reason = reason or state
         self.run.finish(close_run=error is None, state=state, reason=reason)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -335,7 +335,7 @@ def test_a_tunable_is_set_and_reported(trainer: lht.Trainer) -> None:
     outcome = command(trainer, "deeper", "set_depth", value=9)
     assert outcome.result == {"value": 9} and depth.value == 9
     assert outcome.changes == {"set_depth": {"old": 3, "new": 9}}
-    assert command(trainer, "too deep", "set_depth", value=10).state == "rejected"
+    assert command(trainer, "too-deep", "set_depth", value=10).state == "rejected"
 
 
 def test_a_tunable_can_be_declared_only_once(trainer: lht.Trainer) -> None:
