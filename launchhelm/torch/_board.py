@@ -13,12 +13,22 @@ import json
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol, cast
 
 import torch.distributed as dist
 
 _PROBE_S: Final = 0.5
 _POLL_S: Final = (0.001, 0.05)
+
+
+class Store(Protocol):
+    """What we use of torch's stores."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def add(self, key: str, amount: int) -> int: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
 
 
 class Board:
@@ -29,10 +39,11 @@ class Board:
         prefix: A name that all ranks of this trainer, and no others, use.
     """
 
-    def __init__(self, store: dist.Store, prefix: str) -> None:
-        self.store: dist.Store = dist.PrefixStore(prefix, store)
+    def __init__(self, store: Store, prefix: str) -> None:
+        self.store = prefixed(prefix, store)
+        self.alive = True
+        """Whether the store was there when it was last used."""
         self._server = _address(store)
-        self._alive = True
         self._read = 0
 
     def say(self, news: Mapping[str, Any]) -> None:
@@ -42,7 +53,7 @@ class Board:
                 number = self.store.add("news", 1)
                 self.store.set(f"news/{number}", json.dumps(news))
             except RuntimeError:
-                self._alive = False
+                self.alive = False
 
     def news(self) -> list[dict[str, Any]]:
         """Return the entries that came since the last call."""
@@ -57,7 +68,7 @@ class Board:
                     entries.append(json.loads(self.store.get(key)))
                     self._read += 1
             except RuntimeError:
-                self._alive = False
+                self.alive = False
         return entries
 
     def put(self, key: str, value: str) -> None:
@@ -66,7 +77,7 @@ class Board:
             try:
                 self.store.set(key, value)
             except RuntimeError:
-                self._alive = False
+                self.alive = False
 
     def read(self, key: str) -> str | None:
         """Return a key's value, None when it is not there or the store is gone."""
@@ -75,7 +86,7 @@ class Board:
         try:
             return self.store.get(key).decode() if self.store.check([key]) else None
         except RuntimeError:
-            self._alive = False
+            self.alive = False
             return None
 
     def wait(self, keys: Sequence[str], limit_s: float) -> bool:
@@ -94,32 +105,37 @@ class Board:
         return self.store.compare_set(key, "", value).decode()
 
     def _reachable(self) -> bool:
-        if self._alive and self._server is not None:
+        if self.alive and self._server is not None:
             try:
                 socket.create_connection(self._server, timeout=_PROBE_S).close()
             except TimeoutError:
                 return False
             except OSError:
-                self._alive = False
-        return self._alive
+                self.alive = False
+        return self.alive
 
 
-def default_store() -> dist.Store:
+def default_store() -> Store:
     """Return the store behind the default process group; the one place that asks torch for it."""
     from torch.distributed import distributed_c10d
 
-    return distributed_c10d._get_default_store()
+    return cast(Store, distributed_c10d._get_default_store())  # Its stub lacks `compare_set`.
 
 
-def _address(store: dist.Store) -> tuple[str, int] | None:
-    while isinstance(store, dist.PrefixStore):
+def prefixed(prefix: str, store: Store) -> Store:
+    """Return a view of the store with names of its own."""
+    made: Store = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]  # exported at run time
+    return made
+
+
+def _address(store: Any) -> tuple[str, int] | None:
+    """Return where a TCPStore's server listens. Any: the stubs do not tell stores apart."""
+    while isinstance(store, dist.PrefixStore):  # type: ignore[attr-defined]
         store = store.underlying_store
-    if not isinstance(store, dist.TCPStore):
+    if not isinstance(store, dist.TCPStore):  # type: ignore[attr-defined]
         return None
     try:
-        family, _, _, _, address = socket.getaddrinfo(
-            store.host, store.port, type=socket.SOCK_STREAM
-        )[0]
+        found = socket.getaddrinfo(store.host, store.port, type=socket.SOCK_STREAM)
     except OSError:
         return None
-    return (str(address[0]), int(address[1]))
+    return (str(found[0][4][0]), int(found[0][4][1]))

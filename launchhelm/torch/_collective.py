@@ -24,13 +24,13 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
 
 from launchhelm.errors import Unavailable
-from launchhelm.torch._board import Board, default_store
+from launchhelm.torch._board import Board, default_store, prefixed
 from launchhelm.torch._protocol import Cause
 
 PACKET_INTEGERS: Final = 8
@@ -45,6 +45,24 @@ _MAX_JSON_BYTES: Final = 16 << 20
 
 _made: dict[tuple[int, ...], int] = {}
 """How many trainers this process made for each set of ranks. All ranks count alike."""
+
+
+class Work(Protocol):
+    """An operation under way."""
+
+    def is_completed(self) -> bool: ...
+    def wait(self) -> object: ...
+
+
+class Group(Protocol):
+    """What we use of `ProcessGroupGloo`. Operations are asynchronous."""
+
+    def broadcast(self, tensor: torch.Tensor, root: int, timeout: timedelta) -> Work: ...
+    def allgather(
+        self, outputs: list[torch.Tensor], tensor: torch.Tensor, timeout: timedelta
+    ) -> Work: ...
+    def allreduce(self, tensor: torch.Tensor, op: object, timeout: timedelta) -> Work: ...
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Work: ...
 
 
 class LinkLost(Exception):
@@ -110,8 +128,8 @@ class Links:
         hosts: Host name of each rank.
         on: Whether the groups could be made; the same on all ranks.
         why: The reason when not.
-        place: (call, step) of this rank, named in messages; kept current by the exchange.
-        on_slow: Called once in a wait that passes 0.1 s.
+        where: Tells (call, step) of this rank, for messages; set by the exchange.
+        on_slow: Called once in a wait that passes 0.1 s, and `on_done` when that wait is over.
     """
 
     def __init__(self, rank: int, size: int, board: Board, timeout_s: float) -> None:
@@ -122,13 +140,14 @@ class Links:
         self.hosts: tuple[str, ...] = ()
         self.on = False
         self.why = ""
-        self.place = (0, 0)
+        self.where: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.on_slow: Callable[[], None] = _nothing
+        self.on_done: Callable[[], None] = _nothing
         self._left: dict[int, dict[str, Any]] = {}
         self._broken: dict[str, Any] | None = None
-        self._exchange: dist.ProcessGroupGloo | None = None
-        self._data: dist.ProcessGroupGloo | None = None
-        self._issued: list[tuple[torch.Tensor, dist.Work]] = []
+        self._exchange: Group | None = None
+        self._data: Group | None = None
+        self._issued: list[tuple[torch.Tensor, Work]] = []
         self._told = 0
 
     # The start.
@@ -274,18 +293,18 @@ class Links:
             for row, size in zip(rows, sizes, strict=True)
         ]
 
-    def _usable_data(self, call: str) -> dist.ProcessGroupGloo:
+    def _usable_data(self, call: str) -> Group:
         if self._data is None:
             raise Unavailable(f"{call} needs a group that could not be made: {self.why}.")
         return self._data
 
-    def _wait_data(self, work: dist.Work, call: str) -> None:
+    def _wait_data(self, work: Work, call: str) -> None:
         try:
             self._wait(work, data=True)
         except LinkLost as lost:
             # Nothing is retried on a group once one operation on it was lost.
             self._data, self.why = None, lost.cause.text
-            raise Unavailable(f"{call} at step {self.place[1]}: {lost.cause.text}.") from lost
+            raise Unavailable(f"{call} at step {self.where()[1]}: {lost.cause.text}.") from lost
 
     # Leaving, and losing.
 
@@ -323,31 +342,38 @@ class Links:
         # Our own deadline comes first: gloo's message names an address, ours the ranks.
         return timedelta(seconds=self.timeout_s + _GLOO_MARGIN_S)
 
-    def _wait(self, work: dist.Work, *, data: bool = False) -> None:
+    def _wait(self, work: Work, *, data: bool = False) -> None:
         """Wait in slices for an operation. Raises LinkLost."""
         start = time.monotonic()
         look_at, slow = start + _FIRST_LOOK_S, False
         pause_s, longest_s = _SLEEP_S
-        while not work.is_completed():
-            now = time.monotonic()
-            if not slow and now - start > _SLOW_S:
-                slow = True
-                self.on_slow()
-            if now >= look_at:
-                self._look()
-                cause = self._known_cause(data)
-                if cause is not None and not _completes(work, _GRACE_S):
-                    raise LinkLost(cause)
-                self.board.put(f"at/{self.rank}", json.dumps(self.place))
-                look_at = now + _LOOK_S
-            if now - start > self.timeout_s:
-                raise LinkLost(self._silent())
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, longest_s)
         try:
+            while not work.is_completed():
+                now = time.monotonic()
+                if not slow and now - start > _SLOW_S:
+                    slow = True
+                    self.on_slow()
+                if now >= look_at:
+                    self._look_around(work, data)
+                    look_at = now + _LOOK_S
+                if now - start > self.timeout_s:
+                    raise LinkLost(self._silent())
+                time.sleep(pause_s)
+                pause_s = min(pause_s * 1.5, longest_s)
             work.wait()
         except RuntimeError as error:
             raise LinkLost(self._failed(error, data)) from error
+        finally:
+            if slow:
+                self.on_done()
+
+    def _look_around(self, work: Work, data: bool) -> None:
+        """While waiting: say so, and see whether there is anybody left to wait for."""
+        self._look()
+        cause = self._known_cause(data)
+        if cause is not None and not _completes(work, _GRACE_S):
+            raise LinkLost(cause)
+        self.board.put(f"at/{self.rank}", json.dumps(self.where()))
 
     def _look(self) -> None:
         for entry in self.board.news():
@@ -394,13 +420,13 @@ class Links:
 
     def _silent(self) -> Cause:
         """Name the ranks that do not wait where this one waits."""
+        call, step = self.where()
         silent = []
         for rank in range(self.size):
             at = self.board.read(f"at/{rank}")
-            if rank != self.rank and (at is None or json.loads(at)[0] != self.place[0]):
+            if rank != self.rank and (at is None or json.loads(at)[0] != call):
                 silent.append(rank)
         names = _list([self._name(rank) for rank in silent]) if silent else "of unknown number"
-        call, step = self.place
         text = f"rank {names} did not come to step {step} (call {call}) in {self.timeout_s:g} s"
         return Cause("timeout", tuple(silent), text)
 
@@ -409,11 +435,10 @@ class Links:
         return f"{rank} on {host}" if host else str(rank)
 
 
-def _make_group(
-    board: Board, name: str, rank: int, size: int, limit_s: float
-) -> dist.ProcessGroupGloo:
-    store = dist.PrefixStore(name, board.store)
-    group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=limit_s))
+def _make_group(board: Board, name: str, rank: int, size: int, limit_s: float) -> Group:
+    store = prefixed(name, board.store)
+    # Its methods are bound at run time; mypy sees an empty class.
+    group: Group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=limit_s))  # type: ignore[assignment, arg-type]
     # One reference too many, on purpose: the group is never destructed (see the docstring above).
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
     return group
@@ -439,7 +464,7 @@ def _judge_groups(
     return "; ".join((*parts[:8], f"addresses: {', '.join(shown[:8])}{more}"))
 
 
-def _completes(work: dist.Work, limit_s: float) -> bool:
+def _completes(work: Work, limit_s: float) -> bool:
     """Whether an operation still completes: its data may be on the way while a rank leaves."""
     deadline = time.monotonic() + limit_s
     while not work.is_completed():
