@@ -5,6 +5,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 READY := .venv/.ready
 CODE := launchhelm syncer tests examples benchmarks docs
+BENCHMARKS := logging idle reading command_latency
 
 .NOTPARALLEL:
 .PHONY: demo test check fix format lint types examples docs wheel stress rig bench clean
@@ -60,7 +61,7 @@ rig: $(READY)
 	$(PYTEST) -s -m rig --timeout 3600 tests/rig
 
 bench: $(READY)
-	@for each in benchmarks/[a-z]*.py; do echo "== $$each"; $(BIN)/python $$each || exit 1; done
+	@for each in $(BENCHMARKS); do echo "== $$each"; $(BIN)/python -m benchmarks.$$each || exit 1; done
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
