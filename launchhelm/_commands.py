@@ -264,8 +264,9 @@ class CommandDesk:
         """Conclude what is still open, because no safe point will be passed any more."""
         with self._lock:
             self._is_closed = True
-            open_now = [*self._queue, *self._in_hand.values()]
+            self._in_hand.update((held.command.id, held) for held in self._queue)
             self._queue.clear()
+            open_now = list(self._in_hand.values())
         for held in open_now:
             if held.state == "applying":
                 self._refuse(held, "outcome_unknown", "run_ended", "The run ended meanwhile.")
@@ -396,11 +397,11 @@ class CommandDesk:
         self._ledger.refresh()
         for file in older:
             assert file.taken_by is not None
+            if self._ledger.state(file.command) in FINAL_STATES:
+                inbox.remove(file)  # Only its removal was left to do.
+                continue
             claims = self._ledger.of(file.taken_by)
             state = claims.state.get(file.command, "")
-            if state in FINAL_STATES:
-                inbox.remove(file)
-                continue
             since = self._strangers_since.setdefault(file, now)
             opening = self._ledger.opening(file.taken_by)
             if claims.has_ended or process_is_gone(opening) or now - since > GRACE_S:

@@ -258,8 +258,8 @@ class Inbox:
         """Remove a taken file whose outcome is durable; False to be asked again later."""
         try:
             os.unlink(self._control / str(name))
-        except FileNotFoundError:
-            pass
+        except (FileNotFoundError, IsADirectoryError):
+            pass  # Somebody removed it; or made a directory of that name, which is not ours.
         except OSError:
             return False
         self._mine.discard(name)
