@@ -1,7 +1,7 @@
 """From a command issued to the change in effect on every rank: how long does it take?
 
-    python benchmarks/command_latency.py
-    python benchmarks/command_latency.py --commands 100 --step-ms 5 --root /shared/somewhere
+    python -m benchmarks.command_latency
+    python -m benchmarks.command_latency --commands 100 --step-ms 5 --root /shared/somewhere
 
 Trains two gloo ranks under torchrun, halves and doubles the learning rate at random moments through
 the machinery of `launchhelm control`, a few times through the real command, and prints a markdown
@@ -13,6 +13,7 @@ Seen: when the waiting sender has read that record.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
 import subprocess
@@ -22,13 +23,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from launchhelm import views
 from launchhelm._ids import new_run_id
 from launchhelm.records import Command
 from launchhelm.store import inbox
 
+_REPOSITORY = Path(__file__).resolve().parent.parent
 _RANKS = 2
 _START_S = 120.0
 _DECIDED_S = 30.0
@@ -103,7 +103,7 @@ def by_the_command(view: views.RunView, scale: float) -> float:
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "launchhelm", *words],
-        cwd=Path(__file__).resolve().parent.parent,
+        cwd=_REPOSITORY,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -143,10 +143,17 @@ def main() -> int:
         training = subprocess.Popen(
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-                *(f"--nproc_per_node={_RANKS}", __file__, "--train"),
+                *(
+                    f"--nproc_per_node={_RANKS}",
+                    "--module",
+                    "benchmarks.command_latency",
+                    "--train",
+                ),
                 *("--root", str(root), "--step-ms", str(options.step_ms)),
             ],
+            cwd=_REPOSITORY,
             stdout=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         try:
             view = wait_for_training(root, training)

@@ -128,13 +128,13 @@ def outcome_text(command: CommandLike, around: Around = NOTHING_KNOWN) -> Senten
     if outcome.state == "outcome_unknown":
         return _unknown(outcome)
     if outcome.state == "rejected":
-        why = plain(outcome.message or outcome.code)
+        why = _said(outcome.message) or plain(outcome.code)
         return Sentence(
             "Rejected, nothing changed", f": {why}" if why else "", mark="✕", tone="bad"
         )
     if outcome.state == "expired":
         at = _at_step(outcome)
-        why = f": {plain(outcome.message)}" if outcome.message and not at else ""
+        why = f": {_said(outcome.message)}" if outcome.message and not at else ""
         return Sentence(f"Expired{at}, nothing changed", why, mark="✕", tone="bad")
     if outcome.state == "cancelled":
         by = f" by {plain(around.cancelled_by)}" if around.cancelled_by else ""
@@ -246,8 +246,13 @@ def _at_step(outcome: Outcome) -> str:
 def _reason(outcome: Outcome) -> str:
     """Give the code as it is, known or not, and the message beside it."""
     code = f"`{plain(outcome.code)}`" if outcome.code else ""
-    said = ", ".join(part for part in (code, plain(outcome.message)) if part)
+    said = ", ".join(part for part in (code, _said(outcome.message)) if part)
     return f": {said}" if said else ""
+
+
+def _said(message: str) -> str:
+    """Prepare a message for the middle of a sentence."""
+    return plain(message).removesuffix(".")
 
 
 def changes_text(changes: Mapping[str, Any]) -> str:

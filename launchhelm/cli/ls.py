@@ -18,6 +18,7 @@ negates."""
 
 _ROWS_ON_A_TERMINAL: Final = 50
 _SHORTEST_ID: Final = 8
+_LOSS: Final = "train/loss"
 
 _COLUMNS: Final[Mapping[str, str]] = {
     "run": "name",
@@ -29,15 +30,16 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "attempt": "attempt",
     "age": "created_at",
     "host": "host",
-    "waiting": "waiting",
+    "loss": "metrics",
+    "pending": "waiting",
     "group": "group",
     "tags": "tags",
     "directory": "directory",
 }
 """Column of the table -> field of the document, which is also what --sort compares."""
 
-_DEFAULT_COLUMNS: Final = ("run", "id", "state", "step", "ranks", "age")
-_RIGHT: Final = ("STEP", "RANKS", "ATTEMPT", "AGE", "WAITING")
+_DEFAULT_COLUMNS: Final = ("run", "id", "state", "step", "ranks", "loss", "age", "pending")
+_RIGHT: Final = ("STEP", "RANKS", "ATTEMPT", "LOSS", "AGE", "PENDING")
 
 _TONES: Final = {
     "failed": "bad",
@@ -130,6 +132,10 @@ def _cell(row: documents.Document, column: str, now: float) -> str:
     value: Any = row.get(_COLUMNS[column])
     if column == "step":
         return _wording.step_text(value)
+    if column == "loss":
+        return _wording.value_text(value[_LOSS]) if _LOSS in (value or ()) else "-"
+    if column == "pending":
+        return f"◆ {value}" if value else ""
     if column == "age":
         return _wording.duration(now - value) if value else "-"
     if column == "tags":
@@ -154,8 +160,12 @@ def _sort_key(name: str, reverse: bool) -> tuple[str, bool]:
 
 def _sorted(rows: list[documents.Document], key: str, reverse: bool) -> list[documents.Document]:
     """Sort stably by one field; rows that do not know it come last either way."""
-    known = [row for row in rows if row.get(key) not in (None, "")]
-    unknown = [row for row in rows if row.get(key) in (None, "")]
-    numbers = all(isinstance(row[key], int | float) for row in known)
-    known.sort(key=lambda row: row[key] if numbers else str(row[key]), reverse=reverse)
+
+    def value(row: documents.Document) -> Any:
+        return row["metrics"].get(_LOSS) if key == "metrics" else row.get(key)
+
+    known = [row for row in rows if value(row) not in (None, "")]
+    unknown = [row for row in rows if value(row) in (None, "")]
+    numbers = all(isinstance(value(row), int | float) for row in known)
+    known.sort(key=lambda row: value(row) if numbers else str(value(row)), reverse=reverse)
     return known + unknown

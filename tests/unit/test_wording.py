@@ -143,6 +143,12 @@ def test_each_evidence_has_its_sentence(sentence: str, expected: str) -> None:
             "Not picked up for 95 s: rank 0 is silent for 140 s. Nothing has changed",
         ),
         (
+            Around(waited_s=95, run_over="the run has ended (finished after 2 h)"),
+            None,
+            "Waiting: the run has ended (finished after 2 h); a next attempt gets it while it is "
+            "valid, else it expires",
+        ),
+        (
             Around(waited_s=95, control_off="rank 1 left"),
             None,
             "Not picked up for 95 s: control is off: rank 1 left. Nothing has changed",

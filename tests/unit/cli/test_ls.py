@@ -13,7 +13,7 @@ def test_runs_are_listed_newest_first_with_state_and_step(root: Path, cli: Cli) 
     MadeRun(root, "ctx8k", ranks=2).train(12_480)
     ran = cli("ls")
     head, first, second = ran.out.splitlines()
-    assert head.split() == ["RUN", "ID", "STATE", "STEP", "RANKS", "AGE"]
+    assert head.split() == ["RUN", "ID", "STATE", "STEP", "RANKS", "LOSS", "AGE", "PENDING"]
     assert first.split()[0] == "ctx8k"
     assert "running" in first and "12,480" in first
     assert "finished" in second and "98,002" in second
@@ -48,15 +48,16 @@ def test_a_filter_and_a_sort_key_choose_and_order(root: Path, cli: Cli) -> None:
     assert names("lr>0.15") == ["c", "b"]
     assert names("--sort", "step") == ["b", "a", "c"]
     assert names("--sort", "step", "--reverse") == ["a", "b", "c"]
+    assert names("--sort", "loss")[-1] == "c"
     assert names("--sort", "run") == ["a", "b", "c"]
     assert names("--reverse") == ["a", "b", "c"]
 
 
 def test_a_wrong_column_or_key_names_the_right_ones(cli: Cli) -> None:
-    for words in (("--sort", "loss"), ("--columns", "run,loss")):
+    for words in (("--sort", "gain"), ("--columns", "run,gain")):
         ran = cli("ls", *words)
         assert ran.code == 2
-        assert "loss" in ran.err and "step" in ran.err
+        assert "gain" in ran.err and "step" in ran.err
 
 
 def test_an_unreadable_run_is_a_row_and_exit_3(root: Path, cli: Cli) -> None:
