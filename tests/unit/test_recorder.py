@@ -18,9 +18,11 @@ from launchhelm._buffer import Buffer
 from launchhelm._recorder import Recorder
 from launchhelm.errors import ConfigError
 from launchhelm.store import segment
+from launchhelm.store import writer as writer_module
 from tests.support.storage import (
     OPENING,
     WRITER,
+    FaultyOs,
     recording,
     records,
     steps,
@@ -255,6 +257,45 @@ def test_a_relative_directory_is_immune_to_chdir(
     assert steps(tmp_path / "run") == list(range(20))
 
 
+def test_a_steady_rank_makes_one_write_and_one_sync_a_flush_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = FaultyOs()
+    monkeypatch.setattr(writer_module, "os", storage)
+    with recording(tmp_path, flush_s=60) as recorder:
+        storage.calls.clear()
+        for flush in range(20):
+            for step in range(50):
+                recorder.append("m", {"loss": 1.0}, step=50 * flush + step)
+            recorder.flush(10)
+        assert storage.calls == {"pwrite": 20, "fsync": 20}
+
+
+def test_an_idle_rank_writes_its_heartbeat_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = FaultyOs()
+    monkeypatch.setattr(writer_module, "os", storage)
+    with recording(tmp_path, heartbeat_s=0.05) as recorder:
+        storage.calls.clear()
+        wait_until(lambda: storage.calls["fsync"] >= 5)
+        recorder.flush(10)
+        calls = dict(storage.calls)
+    assert calls.keys() == {"pwrite", "fsync"}
+    assert calls["pwrite"] == calls["fsync"] <= len(records(tmp_path, "hb"))
+
+
+def test_an_idle_thread_sleeps_until_the_next_heartbeat(tmp_path: Path) -> None:
+    with recording(tmp_path, heartbeat_s=15.0) as recorder:
+        recorder.append("m", {"loss": 1.0})
+        recorder.flush(10)
+        wait_until(lambda: recorder._idle)
+        turns: list[float] = []
+        recorder._run_callbacks = turns.append  # type: ignore[method-assign]
+        time.sleep(0.2)
+        assert turns == []
+
+
 def test_there_is_one_thread_and_it_is_a_daemon(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     with recording(tmp_path) as recorder:
@@ -460,7 +501,7 @@ for event, args in opened:
     path = str(args[0])
     writes = event != "open" or (args[2] or 0) & (os.O_CREAT | os.O_WRONLY | os.O_RDWR)
     if event == "sqlite3.connect":
-        writes = path != ":memory:" and "immutable=1" not in path
+        writes = "vfs=memdb" not in path and "immutable=1" not in path
     if writes and not path.startswith(sys.argv[1]):
         sys.exit(f"{event} {args}")
 """
