@@ -3,9 +3,9 @@
     python -m benchmarks.idle
     python -m benchmarks.idle --seconds 60 --root /shared/somewhere
 
-Needs strace. Idle: nothing is logged. Steady: 10 scalars each 20 ms. Both with the flush interval of
-a network file system (1 s) and of a local one (0.25 s). Prints a markdown table of calls per minute;
-metadata operations are those that name a path or list a directory.
+Needs strace. Idle: nothing is logged. Steady: 10 scalars each 20 ms. Both with the flush interval
+of a network file system (1 s) and of a local one (0.25 s). Prints a markdown table of calls a
+minute; metadata operations are those that name a path or list a directory.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import pytest
 
 from launchhelm import _drain, _recorder
 from launchhelm.errors import BufferFull, ConfigError
+from launchhelm.store import manifest as manifest_module
 from launchhelm.store import segment
 from launchhelm.store import writer as writer_module
 from launchhelm.store.segment import sealed_records
@@ -327,6 +328,23 @@ def test_a_full_disk_while_sealing_leaves_the_journals(
     assert not any(name.startswith(".") for name in names)
 
 
+def test_a_large_body_waits_in_its_place_until_its_file_can_be_written(
+    tmp_path: Path, storage: FaultyOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = FaultyOs()
+    files.fail("write", errno.ENOSPC, times=3)
+    monkeypatch.setattr(manifest_module, "os", files)
+    with recording(tmp_path) as recorder:
+        recorder.append("m", {"loss": 1.0}, step=0)
+        recorder.append("rich", {"text": "x" * (1 << 20)}, step=1)
+        recorder.append("m", {"loss": 1.0}, step=2)
+        recorder.flush(10)
+    assert recorder.dropped == 0
+    found = records(tmp_path, "m", "rich")
+    assert [record.step for record in found] == [0, 1, 2]
+    assert (tmp_path / found[1].body["$file"]).exists()
+
+
 def test_a_data_directory_that_disappears_is_survived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +379,7 @@ def test_a_process_killed_while_sealing_leaves_journal_or_segment(tmp_path: Path
     script = """
 import os, sys
 from pathlib import Path
+from launchhelm.store import manifest as manifest_module
 from launchhelm.store import segment
 from tests.support.storage import FaultyOs, OPENING, WRITER
 from launchhelm.store.writer import JournalWriter
