@@ -9,9 +9,10 @@ import atexit
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 Ending: TypeAlias = Callable[[str, str], object]
 """Called with a state (finished, error, interrupted, terminated) and a reason for people."""
@@ -93,6 +94,16 @@ def _install() -> None:
             previous(kind, error, traceback)
 
         sys.excepthook = hook
+        leave = sys.exit
+
+        def leaving(code: sys._ExitCode | None = None) -> NoReturn:
+            # SystemExit passes no hook, so that a status is known only from whoever asked for it.
+            global _seen
+            if threading.current_thread() is threading.main_thread():
+                _seen = describe(SystemExit(code))
+            leave(code)
+
+        sys.exit = leaving
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
         # Such a child leaves by os._exit, without atexit, when it was forked.

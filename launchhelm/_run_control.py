@@ -88,6 +88,7 @@ class Controls:
         return self._service.last_result
 
     def visit(self, safe_point: str, step: int, axes: Mapping[str, str]) -> int:
+        """Do what `sync` does, with coordinates that have been checked."""
         self.desk.advertise(safe_point)
         if self._is_over:
             return 0

@@ -155,7 +155,7 @@ class Describes:
                 self.summary_values[name] = reduction.value
                 self._append("sum", {name: reduction.value})
 
-    def _append(self, kind: str, body: Mapping[str, Any]) -> None:
+    def _append(self, kind: str, body: Mapping[str, Any], *, step: int | None = None) -> None:
         raise NotImplementedError
 
 

@@ -27,9 +27,9 @@ MAX_DEPTH: Final = 32
 MASK: Final = "***"
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-_SECRET_WORDS: Final = frozenset(
-    ("key", "apikey", "token", "password", "passwd", "passphrase", "secret", "credential")
-)
+_PASSWORDS: Final = frozenset(("password", "passwd", "passphrase", "secret", "credential"))
+_KEYS: Final = frozenset(("key", "apikey", "token"))
+_NUMBER = re.compile(r"[-+.\d][-+.\deE_]*", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?", re.ASCII)
 
 
@@ -105,7 +105,7 @@ def is_uuid(text: str) -> bool:
 def masked(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config with the texts under names like key, token or password masked."""
     return {
-        key: MASK if isinstance(value, str) and value and is_secret(key) else _masked(value)
+        key: MASK if isinstance(value, str) and is_secret(key, value) else _masked(value)
         for key, value in config.items()
     }
 
@@ -113,22 +113,29 @@ def masked(config: Mapping[str, Any]) -> dict[str, Any]:
 def masked_argv(arguments: Sequence[str]) -> list[str]:
     """Return a command line with the values of options like --api-key masked."""
     shown = []
-    hide_next = False
+    option = ""
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if hide_next and not argument.startswith("-"):
-            argument = MASK
-        elif equals and value and is_secret(name):
-            argument = f"{name}={MASK}"
-        hide_next = argument.startswith("-") and not equals and is_secret(argument)
-        shown.append(argument)
+        if option and not argument.startswith("-") and is_secret(option, argument):
+            shown.append(MASK)
+        elif equals and is_secret(name, value):
+            shown.append(f"{name}={MASK}")
+        else:
+            shown.append(argument)
+        option = argument if argument.startswith("-") and not equals else ""
     return shown
 
 
-def is_secret(name: str) -> bool:
-    """Whether the last word of a name says that its value is a secret: api_key, hubToken, ..."""
+def is_secret(name: str, value: str) -> bool:
+    """Whether the last word of a name says that its value is a secret: api_key, hubToken, ...
+
+    Numbers under names like max_tokens or num_keys are none.
+    """
     words = _WORD.findall(name)
-    return bool(words) and words[-1].lower().removesuffix("s") in _SECRET_WORDS
+    last = words[-1].lower().removesuffix("s") if words else ""
+    if last in _KEYS:
+        return bool(value) and _NUMBER.fullmatch(value) is None
+    return bool(value) and last in _PASSWORDS
 
 
 def command_line() -> str:

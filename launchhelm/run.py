@@ -8,6 +8,7 @@ console lines and the end of the run; it is reentrant, so that a signal handler 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -474,9 +475,9 @@ class Run(Reads, Controls, Describes):
             clock=clock,
         )
 
-    def _append(self, kind: str, body: Mapping[str, Any]) -> None:
+    def _append(self, kind: str, body: Mapping[str, Any], *, step: int | None = None) -> None:
         try:
-            self.recorder.append(kind, body)
+            self.recorder.append(kind, body, step=step)
         except BufferFull:
             raise
         except Exception as error:  # Protects training.
@@ -487,7 +488,7 @@ class Run(Reads, Controls, Describes):
             line = self._console_lines
             self._console_lines += 1
         body = {"text": text, "stream": STREAMS.index(stream), "line": line}
-        self.recorder.append("con", body, step=self._next_step)
+        self._append("con", body, step=self._next_step)
 
     def _report_left_out(self) -> None:
         left_out = self._metrics.left_out
@@ -505,7 +506,9 @@ class Run(Reads, Controls, Describes):
 
     def _note_fault(self, component: str, error: str, count: int) -> None:
         body = {"type": "fault", "component": component, "error": error[:1000], "count": count}
-        self.recorder.append("ev", body)
+        # The recorder itself may be what is broken.
+        with contextlib.suppress(Exception):
+            self.recorder.append("ev", body)
 
     def _ending(self, state: str, reason: str) -> None:
         self.finish(close_run=False, state=state, reason=reason)
