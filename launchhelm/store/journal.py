@@ -73,6 +73,30 @@ def number_and_kind(line: bytes) -> tuple[int, str] | None:
     return int(match[1]), match[2].decode("utf-8", "replace")
 
 
+def skim(data: bytes) -> tuple[int, int, list[bytes]] | None:
+    """Pass over whole lines of metrics at the speed of a search.
+
+    Returns:
+        The numbers of the first and the last line, and the lines of all other kinds than "m".
+        None when the lines are not plainly whole and consecutive: then look at each.
+    """
+    lines = data.split(b"\n")
+    lines.pop()
+    if not lines or b"\0" in data or data.count(b'\n{"c":"') != len(lines) - 1:
+        return None
+    first, last = number_and_kind(lines[0]), number_and_kind(lines[-1])
+    if first is None or last is None or last[0] - first[0] != len(lines) - 1:
+        return None
+    # The kind stands within these bytes, and the body does not begin before them.
+    return first[0], last[0], [line for line in lines if line.find(b'"k":"m"', 16, 48) < 0]
+
+
+def whole_chunk(descriptor: int, start: int, end: int) -> bytes:
+    """Read whole lines from `start`, some megabytes of them at most; b"" when there is none."""
+    data = os.pread(descriptor, min(_CHUNK_BYTES, end - start), start)
+    return data[: data.rfind(b"\n") + 1]
+
+
 def record_of(writer: WriterId, line: bytes) -> Record | None:
     """Parse one line; None when it is bad or not a record."""
     value = open_line(line)
@@ -85,6 +109,12 @@ def opening(descriptor: int) -> dict[str, Any] | None:
     line, newline, _ = head.partition(b"\n")
     value = open_line(line) if newline else None
     return value if value is not None and value.get("k") == "open" else None
+
+
+def first_line_end(descriptor: int) -> int:
+    """Return the offset after the `open` line, 0 when it is not there whole."""
+    head = os.pread(descriptor, _OPENING_BYTES, 0)
+    return head.find(b"\n") + 1
 
 
 def lines_backwards(

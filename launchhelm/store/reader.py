@@ -22,7 +22,16 @@ from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import StorageError
 from launchhelm.records import FORMAT, Record, WriterId
 from launchhelm.store.cursor import Cursor, Progress
-from launchhelm.store.journal import number_and_kind, opened, record_of, whole_lines
+from launchhelm.store.journal import (
+    first_line_end,
+    number_and_kind,
+    opened,
+    opening,
+    record_of,
+    skim,
+    whole_chunk,
+    whole_lines,
+)
 from launchhelm.store.layout import DATA, SegmentName, parse_segment
 from launchhelm.store.line import open_line, to_record
 from launchhelm.store.sealed import sealed_entries, sealed_meta
@@ -75,7 +84,8 @@ class Reader:
         run_directory: The run; nothing in it is changed.
         cursor: Where to go on; None means from the start. The reader takes a copy.
         clock: Whose monotonic time decides how long a hole is waited for.
-        kinds: Deliver these kinds only; lines of others are checked but not parsed.
+        kinds: Deliver these kinds only. Without "m" among them the lines of metrics are passed
+            over at the speed of a search; their numbers still count, their values are not checked.
         ranks: Read the writers of these ranks only.
     """
 
@@ -93,6 +103,7 @@ class Reader:
         self._directory = run_directory
         self._clock = clock
         self._kinds = frozenset(kinds) if kinds is not None else None
+        self._wants_metrics = kinds is None or "m" in kinds
         self._ranks = frozenset(ranks) if ranks is not None else None
         self._problems: dict[str, str] = {}
         self._holes: dict[WriterId, tuple[int, float]] = {}
@@ -236,57 +247,98 @@ class Reader:
     def _read_journal(
         self, name: SegmentName, progress: Progress, batch: list[Record], limit: int | None
     ) -> int | None:
-        writer, number = name.writer, name.number
-        keep = progress.offsets.get(number, 0)
+        look = _Look(name, progress, batch, limit, progress.offsets.get(name.number, 0))
         with opened(self._directory / DATA / str(name)) as (descriptor, size):
             try:
-                for _, end, line in whole_lines(descriptor, keep, size):
-                    record = None
-                    known = number_and_kind(line)
-                    if known is None:
-                        value = open_line(line)
-                        if value is None:
-                            continue  # Bad. It is passed once a good line shows nothing is missing.
-                        if value.get("k") == "open":
-                            if not self._understands(name, value.get("fmt")):
-                                return None
-                            first = value.get("q0")
-                            if isinstance(first, int) and first <= progress.wanted:
-                                progress.finish(number - 1)
-                            keep = end
-                            continue
-                        record = to_record(writer, value)
-                        if record is None:
-                            keep = end
-                            continue
-                        known = record.seq, record.kind
-                    seq, kind = known
-                    if seq < progress.wanted:
-                        keep = end
-                        continue
-                    if kind == "gap" or self._delivers(kind):
-                        record = record or record_of(writer, line)
-                        if record is None:
-                            continue
-                    if kind == "gap" and record is not None:
-                        if seq > progress.wanted and _first_lost(record) > progress.wanted:
-                            return seq
-                        self._note_gap(record)
-                    elif seq > progress.wanted:
-                        return seq
-                    keep = end
-                    progress.wanted = seq + 1
-                    progress.finish(number - 1)
-                    if kind == "close":
-                        self._closed[writer] = number
-                    if record is not None and self._delivers(kind):
-                        batch.append(record)
-                        if limit is not None and len(batch) >= limit:
-                            return None
+                if not look.keep and not self._begin(look, descriptor):
+                    return None
+                if look.keep and not self._wants_metrics and limit is None:
+                    self._skim(look, descriptor, size)
+                for _, end, line in whole_lines(descriptor, look.keep, size):
+                    beyond = self._take_line(look, end, line)
+                    if beyond is not None or look.is_full:
+                        return beyond
             finally:
-                if number > progress.done:
-                    progress.offsets[number] = keep
+                if name.number > progress.done:
+                    progress.offsets[name.number] = look.keep
         return None
+
+    def _begin(self, look: _Look, descriptor: int) -> bool:
+        """Read the `open` line; False for a journal of a newer format."""
+        value = opening(descriptor)
+        if value is None:
+            return True
+        if not self._understands(look.name, value.get("fmt")):
+            return False
+        look.keep = first_line_end(descriptor)
+        first = value.get("q0")
+        if isinstance(first, int) and first <= look.progress.wanted:
+            look.progress.finish(look.name.number - 1)
+        return True
+
+    def _skim(self, look: _Look, descriptor: int, size: int) -> None:
+        """Pass over metric lines as long as nothing is missing among them.
+
+        Of what is passed over only the ends are checked: a bit that was flipped in a metric line
+        is found by whoever reads metrics.
+        """
+        while data := whole_chunk(descriptor, look.keep, size):
+            found = skim(data)
+            if found is None or found[0] > look.progress.wanted:
+                return
+            _, last, lines = found
+            others = [(number_and_kind(line), line) for line in lines]
+            if any(known is None or known[1] == "gap" for known, _ in others):
+                return
+            for known, line in others:
+                if known is not None and known[0] >= look.progress.wanted:
+                    self._take_known(look, known[0], known[1], line, None)
+            look.progress.wanted = max(look.progress.wanted, last + 1)
+            look.progress.finish(look.name.number - 1)
+            look.keep += len(data)
+
+    def _take_line(self, look: _Look, end: int, line: bytes) -> int | None:
+        """Take in one line; its number when a record before it is missing."""
+        record = None
+        known = number_and_kind(line)
+        if known is None:
+            value = open_line(line)
+            if value is None:
+                return None  # Bad. It is passed once a good line shows that nothing is missing.
+            record = to_record(look.name.writer, value)
+            if record is None:
+                look.keep = end
+                return None
+            known = record.seq, record.kind
+        seq, kind = known
+        wanted = look.progress.wanted
+        if seq > wanted:
+            if kind != "gap":
+                return seq
+            record = record or record_of(look.name.writer, line)
+            if record is None or _first_lost(record) > wanted:
+                return seq
+        if seq < wanted or self._take_known(look, seq, kind, line, record):
+            look.keep = end
+        return None
+
+    def _take_known(
+        self, look: _Look, seq: int, kind: str, line: bytes, record: Record | None
+    ) -> bool:
+        """Take in a record that is due; False when its line does not parse."""
+        if kind == "gap" or self._delivers(kind):
+            record = record or record_of(look.name.writer, line)
+            if record is None:
+                return False
+            if kind == "gap":
+                self._note_gap(record)
+            if self._delivers(kind):
+                look.batch.append(record)
+        if kind == "close":
+            self._closed[look.name.writer] = look.name.number
+        look.progress.wanted = seq + 1
+        look.progress.finish(look.name.number - 1)
+        return True
 
     def _delivers(self, kind: str) -> bool:
         return self._kinds is None or kind in self._kinds
@@ -315,6 +367,21 @@ class Reader:
         elif isinstance(error, StorageError):
             said = error.message
         self._problems[str(name)] = f"{name} cannot be read: {said}"
+
+
+@dataclass(slots=True)
+class _Look:
+    """One look at one journal; `keep` is the offset at which the next one goes on."""
+
+    name: SegmentName
+    progress: Progress
+    batch: list[Record]
+    limit: int | None
+    keep: int
+
+    @property
+    def is_full(self) -> bool:
+        return self.limit is not None and len(self.batch) >= self.limit
 
 
 def _first_lost(record: Record) -> int:
