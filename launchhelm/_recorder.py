@@ -23,7 +23,8 @@ from launchhelm._buffer import Buffer, Ticket
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm._drain import BARRIER, Drain
 from launchhelm._faults import Faults
-from launchhelm.errors import BufferFull, ConfigError
+from launchhelm._overflow import Overflow
+from launchhelm.errors import ConfigError
 from launchhelm.records import WriterId
 from launchhelm.store import layout
 from launchhelm.store.mount import is_network
@@ -33,11 +34,8 @@ __all__ = ["Progress", "Recorder", "Ticket"]
 
 LOCAL_FLUSH_S: Final = 0.25
 NETWORK_FLUSH_S: Final = 1.0
-PATIENCE_S: Final = 5.0
-"""How long log() may wait in all, in one run, for storage that does not accept writes."""
 
 _BACKLOG_RECORDS: Final = 2000
-_POLL_S: Final = 0.01
 _FAULT_REST_S: Final = 0.1
 _LONGEST_SLEEP_S: Final = 60.0
 
@@ -94,15 +92,10 @@ class Recorder:
         segment_bytes: int = 8 << 20,
         max_segment_bytes: int = 32 << 20,
     ) -> None:
-        if overflow not in ("block", "drop_new", "raise"):
-            raise ConfigError(
-                f"overflow={overflow!r} is not known.", remedy="Use 'block', 'drop_new' or 'raise'."
-            )
         self.run_directory = run_directory.absolute()
         self.writer_id = writer
         self.progress = Progress(phase_since=clock.monotonic())
         self.late = 0
-        self._overflow = overflow
         self._wall = clock.wall
         self._monotonic = clock.monotonic
         self._heartbeat_s = heartbeat_s
@@ -112,6 +105,7 @@ class Recorder:
         self._buffer = Buffer(max_bytes=buffer_bytes, max_records=buffer_records)
         self._put = self._buffer.put
         self._faults = Faults(self._note_fault)
+        self._overflow = Overflow(overflow, self._buffer, self._warn_full)
         journal = JournalWriter(
             self.run_directory / layout.DATA,
             writer,
@@ -128,7 +122,6 @@ class Recorder:
         self._inert = False
         self._closing: Ticket | None = None
         self._ended = Ticket()
-        self._patience_s = PATIENCE_S
         self._flush_due: float | None = None
         self._beats = itertools.count(1)
         self._beat_due = 0.0
@@ -190,8 +183,12 @@ class Recorder:
         """
         if at is None:
             at = self._wall()
-        if not self._accepting or not self._put(kind, body, step, axes, at):
-            return self._append_slowly(kind, body, step, axes, at)
+        if not self._accepting:
+            self._count_late()
+            return False
+        if not self._put(kind, body, step, axes, at):
+            self._rouse()
+            return self._overflow.put(kind, body, step, axes, at)
         if self._idle:
             self._rouse()
         return True
@@ -266,42 +263,6 @@ class Recorder:
         durable = self._closing.wait(timeout_s)
         self._ended.wait(max(0.0, deadline - self._monotonic()))
         return durable
-
-    # --- the slow paths of append -----------------------------------------------------------------
-
-    def _append_slowly(
-        self,
-        kind: str,
-        body: Mapping[str, Any],
-        step: int | None,
-        axes: Mapping[str, str] | None,
-        at: float,
-    ) -> bool:
-        if not self._accepting:
-            self._count_late()
-            return False
-        if self._overflow == "raise":
-            raise BufferFull
-        if self._overflow == "drop_new":
-            return self._refuse()
-        self._rouse()
-        while not self._put(kind, body, step, axes, at):
-            if self._patience_s > 0:
-                # Waiting for a busy thread that takes entries is not counted, only for storage.
-                taken = self._buffer.taken
-                sleep(_POLL_S)
-                if self._buffer.taken == taken:
-                    self._patience_s -= _POLL_S
-            elif self._buffer.give_up_oldest():
-                self._warn_full()
-            else:
-                return self._refuse()
-        return True
-
-    def _refuse(self) -> bool:
-        self._buffer.lost += 1
-        self._warn_full()
-        return False
 
     def _rouse(self) -> None:
         self._idle = False

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launchhelm import _drain, _recorder
+from launchhelm import _drain, _overflow
 from launchhelm.errors import BufferFull, ConfigError
 from launchhelm.store import manifest as manifest_module
 from launchhelm.store import segment
@@ -91,7 +91,7 @@ def test_a_failing_storage_is_warned_about_once(
 def test_storage_that_is_gone_for_good_costs_the_oldest_points_only(
     tmp_path: Path, storage: FaultyOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_recorder, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(_overflow, "PATIENCE_S", 0.05)
     with recording(tmp_path, buffer_records=1000) as recorder:
         recorder.flush(10)
         storage.fail("pwrite", errno.ENOSPC, times=None)
@@ -128,7 +128,7 @@ def test_log_waits_only_so_long_in_all(
     tmp_path: Path, storage: FaultyOs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept = []
-    monkeypatch.setattr(_recorder, "sleep", slept.append)
+    monkeypatch.setattr(_overflow, "sleep", slept.append)
     with recording(tmp_path, buffer_records=10) as recorder:
         hang = Hang()
         storage.hooks["fsync"] = hang
@@ -138,7 +138,7 @@ def test_log_waits_only_so_long_in_all(
             assert recorder.append("m", {"loss": 1.0}, step=step)
         storage.heal()
         hang.end()
-    assert sum(slept) == pytest.approx(_recorder.PATIENCE_S, abs=0.1)
+    assert sum(slept) == pytest.approx(_overflow.PATIENCE_S, abs=0.1)
 
 
 def test_a_burst_that_working_storage_takes_in_time_loses_nothing(tmp_path: Path) -> None:
