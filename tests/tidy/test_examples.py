@@ -17,7 +17,6 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 COMMANDS = {
     "first_run.py": [sys.executable, "first_run.py"],
     "resume.py": [sys.executable, "resume.py"],
-    "change_live.py": [sys.executable, "change_live.py", "--seconds", "1"],
     "live_learning_rate.py": [sys.executable, "live_learning_rate.py"],
     "ddp.py": [*TORCHRUN, "--standalone", "--nproc_per_node=2", "ddp.py", "--seconds", "3"],
     "demo.py": [sys.executable, "demo.py"],
