@@ -44,7 +44,7 @@ PART_OF = {
         ),
         "floor",
     ),
-    **dict.fromkeys(("_recorder", "_buffer", "_drain"), "recorder"),
+    **dict.fromkeys(("_recorder", "_buffer", "_drain", "_overflow"), "recorder"),
     "views": "views",
     "__main__": "cli",
     **{name: name for name in ("store", "controls", "values", "system", "torch", "cli")},
