@@ -145,6 +145,7 @@ class Links:
         self.on_done: Callable[[], None] = _nothing
         self._left: dict[int, dict[str, Any]] = {}
         self._broken: dict[str, Any] | None = None
+        self._broke_first = False
         self._exchange: Group | None = None
         self._data: Group | None = None
         self._issued: list[tuple[torch.Tensor, Work]] = []
@@ -357,7 +358,8 @@ class Links:
                     self._look_around(work, data)
                     look_at = now + _LOOK_S
                 if now - start > self.timeout_s:
-                    raise LinkLost(self._silent())
+                    self._look()
+                    raise LinkLost(self._known_cause(data) or self._silent())
                 time.sleep(pause_s)
                 pause_s = min(pause_s * 1.5, longest_s)
             work.wait()
@@ -366,6 +368,8 @@ class Links:
         finally:
             if slow:
                 self.on_done()
+            if look_at > start + _FIRST_LOOK_S:
+                self.board.put(f"at/{self.rank}", "")
 
     def _look_around(self, work: Work, data: bool) -> None:
         """While waiting: say so, and see whether there is anybody left to wait for."""
@@ -381,9 +385,11 @@ class Links:
                 self._left.setdefault(entry["rank"], entry)
             elif self._broken is None:
                 self._broken = entry
+                self._broke_first = not self._left
 
     def _known_cause(self, data: bool) -> Cause | None:
-        if self._left:
+        # What came first is the cause: ranks also leave because the exchange broke.
+        if self._left and (data or not self._broke_first):
             return Cause("left", tuple(sorted(self._left)), _sentence_left(self._left))
         if self._broken is not None and not data:
             entry = self._broken
@@ -419,13 +425,10 @@ class Links:
         return dead
 
     def _silent(self) -> Cause:
-        """Name the ranks that do not wait where this one waits."""
+        """Name the ranks that do not wait for others themselves, here or at an earlier call."""
         call, step = self.where()
-        silent = []
-        for rank in range(self.size):
-            at = self.board.read(f"at/{rank}")
-            if rank != self.rank and (at is None or json.loads(at)[0] != call):
-                silent.append(rank)
+        waiting = [rank for rank in range(self.size) if self.board.read(f"at/{rank}")]
+        silent = [rank for rank in range(self.size) if rank not in (self.rank, *waiting)]
         names = _list([self._name(rank) for rank in silent]) if silent else "of unknown number"
         text = f"rank {names} did not come to step {step} (call {call}) in {self.timeout_s:g} s"
         return Cause("timeout", tuple(silent), text)

@@ -220,6 +220,7 @@ class Exchange:
         self._waits_ms: deque[float] = deque(maxlen=16)
         self._task: _Task | None = None
         self._phase_before = ""
+        self._told: set[str] = set()
         self._call = 0
         self._step = 0
         self._machine = Machine(
@@ -264,7 +265,7 @@ class Exchange:
                 self._links.leave(self._step, self._call, reason)
                 self._links.drop()
         except Exception as error:  # Leaving must not cost the training anything.
-            self._notice(f"Leaving the control exchange failed: {_text(error)}.")
+            self._tell(f"Leaving the control exchange failed: {_text(error)}.")
         self._show()
 
     def _serve(self, action: Action) -> None:
@@ -273,7 +274,7 @@ class Exchange:
         except DivergedStateError:
             raise
         except Exception as error:  # Training is protected from our own mistakes.
-            self._run(self._machine.lose(Cause("internal", (), f"internal error: {_text(error)}")))
+            self._fail(error)
         except BaseException as error:
             # Ctrl-C inside a wait: the operation stays behind, so nothing may follow it.
             if self._links is not None and self._machine.on:
@@ -284,6 +285,17 @@ class Exchange:
             raise
         finally:
             self._show()
+
+    def _fail(self, error: Exception) -> None:
+        """End control after a mistake of our own, by the rules for a lost exchange."""
+        cause = Cause("internal", (), f"internal error: {_text(error)}")
+        try:
+            self._run(self._machine.lose(cause))
+        except DivergedStateError:
+            raise
+        except Exception as again:  # Then without the rules.
+            self._machine.on, self._machine.cause = False, cause
+            self._tell(f"Control is off: {_text(again)}.")
 
     def _run(self, action: Action) -> None:
         """Carry out actions until the call is over."""
@@ -415,7 +427,11 @@ class Exchange:
 
     def _take(self) -> int | None:
         assert self._desk is not None
-        command = self._desk.take(self._step)
+        try:
+            command = self._desk.take(self._step)
+        except Exception as error:  # The ranks wait for a packet, with or without a command in it.
+            self._tell(f"The next command could not be taken: {_text(error)}.")
+            return None
         if command is None:
             return None
         body = json.dumps(
@@ -453,7 +469,10 @@ class Exchange:
             changes=task.changes if final else {},
             failures=tuple((rank, self._host(rank), text) for rank, text in verdict.failures),
         )
-        self._desk.conclude(task.command, outcome)
+        try:
+            self._desk.conclude(task.command, outcome)
+        except Exception as error:  # The other ranks must still learn what became of it.
+            self._tell(f"The outcome of {task.name!r} could not be recorded: {_text(error)}.")
         return None
 
     @property
@@ -468,7 +487,7 @@ class Exchange:
             self._links.break_off(action.cause)
         self.status.on, self.status.why = False, action.cause.text
         if not action.in_doubt:
-            self._notice(
+            self._tell(
                 f"Control is off from step {self._step} on: {action.cause.text}. "
                 "Training goes on; commands are refused."
             )
@@ -524,6 +543,11 @@ class Exchange:
         return hosts[rank] if rank < len(hosts) else ""
 
     # What others may see.
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._notice(text)
 
     def _show(self) -> None:
         machine, status = self._machine, self.status

@@ -61,6 +61,21 @@ class Ended:
     stderr: str
 
 
+class Tell:
+    """A rank's way to say that it has come somewhere, and to see how many others have."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self._directory = directory
+        self._rank = rank
+
+    def __call__(self, word: str) -> None:
+        (self._directory / f"{self._rank}.told.{word}").touch()
+
+    def told(self, word: str, count: int) -> bool:
+        """Whether that many ranks have told this word."""
+        return len(list(self._directory.glob(f"*.told.{word}"))) >= count
+
+
 class Ranks:
     """N running ranks of one body; a context manager that leaves none behind.
 
@@ -285,15 +300,14 @@ def _become(job: Mapping[str, Any], rank: int) -> None:
     if job["group"]:
         dist.init_process_group("gloo", timeout=timedelta(seconds=60))
 
-    def tell(word: str) -> None:
-        (directory / f"{rank}.told.{word}").touch()
-
     specification = importlib.util.spec_from_file_location("body", job["file"])
     assert specification is not None and specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     sys.modules["body"] = module
     specification.loader.exec_module(module)
-    value = getattr(module, job["function"])(rank, job["size"], tell, **job["arguments"])
+    value = getattr(module, job["function"])(
+        rank, job["size"], Tell(directory, rank), **job["arguments"]
+    )
     (directory / f"{rank}.value").write_text(json.dumps(value))
 
 

@@ -1,0 +1,183 @@
+"""The exchange on one rank, its pace, and its packing: no process group needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launchhelm.torch import _exchange
+from launchhelm.torch._errors import DivergedStateError
+from launchhelm.torch._exchange import Exchange, Pace
+from launchhelm.torch._protocol import Kind, Packet, Row, Status, judge_results, judge_votes
+from tests.support.scripted import ScriptedDesk, ScriptedPlant, Shown, command
+
+
+class Alone:
+    """A trainer of one rank."""
+
+    def __init__(self, *commands: Any, durable_after_s: float = 0.0, **options: Any) -> None:
+        self.desk = ScriptedDesk(commands, durable_after_s=durable_after_s)
+        self.plant = ScriptedPlant(0)
+        self.notices: list[str] = []
+        self.exchange = Exchange(
+            links=None,
+            desk=self.desk,
+            plant=self.plant,
+            progress=Shown(),
+            notice=self.notices.append,
+            **options,
+        )
+
+    def steps(self, first: int, last: int) -> None:
+        for step in range(first, last + 1):
+            self.exchange.on_call(step)
+
+
+def test_one_rank_applies_a_command_as_soon_as_its_record_is_durable() -> None:
+    alone = Alone(command("lr", first_step=3, value=0.05))
+    alone.steps(1, 6)
+    (outcome,) = alone.desk.outcomes
+    assert outcome.state == "applied"
+    assert (outcome.applied_on, outcome.of) == (1, 1)
+    assert outcome.applied_at == {"step": 4}
+    assert outcome.changes == {"lr": {"old": 0.1, "new": 0.05}}
+    assert alone.plant.values["lr"] == 0.05
+
+
+def test_nothing_changes_before_the_record_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = Alone(command("lr", value=0.05), durable_after_s=1e9)
+    alone.steps(1, 50)
+    assert alone.plant.values["lr"] == 0.1
+    assert not alone.desk.outcomes
+    monkeypatch.setattr(_exchange, "RECORD_LIMIT_S", -1.0)
+    alone.steps(51, 52)
+    assert [(one.state, one.code) for one in alone.desk.outcomes] == [
+        ("rejected", "storage_unavailable")
+    ]
+    assert alone.plant.values["lr"] == 0.1
+
+
+def test_a_refused_command_changes_nothing_and_says_why() -> None:
+    alone = Alone(command("lr", value=-1))
+    alone.steps(1, 3)
+    (outcome,) = alone.desk.outcomes
+    assert (outcome.state, outcome.code) == ("rejected", "local_validation")
+    assert outcome.message == "-1 is out of range"
+    assert not alone.desk.recorded
+
+
+def test_a_failed_apply_is_taken_back_and_raised_at_every_later_call() -> None:
+    alone = Alone(command("lr", value=0.05, fail=0, how="half"))
+    with pytest.raises(DivergedStateError) as caught:
+        alone.steps(1, 5)
+    error = caught.value
+    assert (error.capability, error.failures) == ("lr", [(0, "RuntimeError: half way")])
+    assert (error.applied_on, error.of, error.rolled_back, error.state_consistent) == (
+        0, 1, True, True,
+    )  # fmt: skip
+    assert alone.plant.values["lr"] == 0.1
+    (outcome,) = alone.desk.outcomes
+    assert (outcome.state, outcome.code) == ("outcome_unknown", "DivergedStateError")
+    assert outcome.rolled_back is True
+    for step in (6, 7):
+        with pytest.raises(DivergedStateError):
+            alone.exchange.on_call(step)
+    alone.exchange.finish()
+    alone.exchange.on_call(8)
+
+
+def test_with_continue_a_failed_apply_warns_and_control_goes_on() -> None:
+    alone = Alone(
+        command("lr", 1, value=0.05, fail=0, how="half"),
+        command("lr", 5, value=0.02),
+        on_partial_failure="continue",
+    )
+    with pytest.warns(RuntimeWarning, match="half way"):
+        alone.steps(1, 10)
+    assert [one.state for one in alone.desk.outcomes] == ["outcome_unknown", "applied"]
+    assert alone.plant.values["lr"] == 0.02
+
+
+def test_control_every_counts_calls_and_not_step_numbers() -> None:
+    alone = Alone(command("lr", 1, value=0.05), control_every=4)
+    for step in (1, 3, 5, 7, 9, 11, 13, 15):
+        alone.exchange.on_call(step)
+    (outcome,) = alone.desk.outcomes
+    assert outcome.applied_at == {"step": 15}
+
+
+def test_a_command_under_way_when_the_run_ends_is_refused() -> None:
+    alone = Alone(command("lr", value=0.05), durable_after_s=1e9)
+    alone.steps(1, 2)
+    alone.exchange.finish()
+    assert [(one.state, one.code) for one in alone.desk.outcomes] == [("rejected", "run_ended")]
+
+
+def test_a_desk_that_fails_is_told_once_and_never_raises_into_training() -> None:
+    alone = Alone()
+    alone.desk.take = None  # type: ignore[method-assign, assignment]
+    alone.steps(1, 3)
+    assert len(alone.notices) == 1
+    assert "could not be taken" in alone.notices[0]
+
+
+def test_a_mistake_of_ours_turns_control_off_and_never_raises_into_training() -> None:
+    alone = Alone(command("lr", 1, value=0.05), command("lr", 5, value=0.01))
+    alone.desk.applying = None  # type: ignore[method-assign, assignment]
+    alone.steps(1, 9)
+    assert not alone.exchange.status.on
+    assert [one.state for one in alone.desk.outcomes] == ["rejected", "rejected"]
+    assert len(alone.notices) == 1
+    assert "internal error" in alone.notices[0]
+
+
+def test_an_oversized_command_is_refused() -> None:
+    alone = Alone(command("lr", value=0.05, note="x" * 70_000))
+    alone.steps(1, 2)
+    assert [one.code for one in alone.desk.outcomes] == ["too_large"]
+
+
+def test_the_pace_at_most_doubles_and_heeds_the_slowest_step() -> None:
+    pace, now = Pace(), 0.0
+    for _ in range(65):
+        pace.tick(now)
+        now += 0.005
+    seen = [pace.next_interval() for _ in range(10)]
+    assert seen[:4] == [2, 4, 8, 16]
+    assert seen[-1] in (99, 100, 101)
+    assert pace.soon() == 4
+    pace.tick(now + 2.0)
+    assert pace.next_interval() == 2
+    for _ in range(65):
+        pace.tick(now)
+        now += 1e-5
+    assert [pace.next_interval() for _ in range(12)][-1] == 1000
+
+
+def test_packets_and_rows_survive_packing() -> None:
+    packet = Packet(7, Kind.APPLY, 1 << 40, 3, 83, 1 << 41)
+    assert _exchange._unpack(_exchange._pack(packet)) == packet
+    assert _exchange._unpack([0] * 8) is None
+    row = Row(Status.FAILED, 1 << 40, -5, (1 << 56), "Fehler: größer als 1 " + "ü" * 300)
+    back = _exchange._unpack_row(_exchange._pack_row(row))
+    assert (back.status, back.call, back.step, back.digest) == (
+        row.status, row.call, row.step, row.digest,
+    )  # fmt: skip
+    assert row.text.startswith(back.text)
+    assert 250 <= len(back.text.encode()) <= 256
+
+
+def test_ranks_at_different_steps_refuse_a_command_by_name() -> None:
+    verdict = judge_votes([Row(Status.OK, 5, 50), Row(Status.OK, 5, 51)])
+    assert verdict is not None
+    assert verdict.code == "steps_differ"
+    assert "rank 1 at step 51 (call 5)" in verdict.message
+
+
+def test_the_odd_rank_is_the_one_that_failed() -> None:
+    rows = [Row(Status.OK, 5, 5, digest, f"[{digest}]") for digest in (2, 1, 1, 1)]
+    verdict = judge_results(rows)
+    assert verdict.state == "outcome_unknown"
+    assert verdict.failures == ((0, "ReadBack: holds [2], unlike the other ranks"),)
+    assert verdict.applied_on == 3
