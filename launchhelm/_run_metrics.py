@@ -32,30 +32,30 @@ class Metrics:
     """
 
     def __init__(self, odd: Callable[[str, str], object]) -> None:
-        self.numbers: set[str] = set()
-        """Names whose plain ints and floats need no look: known numbers without a reduction."""
+        self.plain: set[str] = set()
+        """Names whose ints, floats and booleans need no look: valid, and without a reduction."""
         self.left_out: Counter[str] = Counter()
         self._odd = odd
         self._kinds: dict[str, str] = {}
         self._reductions: dict[str, Reduction] = {}
 
     def kind(self, name: str) -> str | None:
-        """Return the kind of a metric, None when it is not known yet."""
+        """Return the kind of a metric's first value, None when it is not known yet."""
         return self._kinds.get(name)
 
     def learn(self, name: str, kind: str) -> None:
         """Fix the kind of a metric."""
         if len(self._kinds) < MAX_KNOWN:
             self._kinds[name] = kind
-            if kind == "number" and name not in self._reductions:
-                self.numbers.add(name)
+            if name not in self._reductions:
+                self.plain.add(name)
 
     def define(self, definition: Mapping[str, Any]) -> None:
         """Take in a `def` body: the kind, and the reduction with what it has seen so far."""
         name, how = str(definition["name"]), str(definition.get("summary", ""))
         if how in REDUCTIONS and name not in self._reductions:
             self._reductions[name] = Reduction(how, definition.get("state"))
-            self.numbers.discard(name)
+            self.plain.discard(name)
         self.learn(name, str(definition.get("kind", "number")))
 
     def reductions(self) -> dict[str, Reduction]:
@@ -93,8 +93,7 @@ class Metrics:
         exact = coerce(value)
         if kind is None:
             self.learn(name, kind_of(exact))
-        elif kind != kind_of(exact):
-            exact = _refit(exact, kind)
+        # A later value of another kind is kept with its own class: nothing is lost on disk.
         reduction = self._reductions.get(name)
         if isinstance(exact, Lazy):
             if reduction is not None:
@@ -151,21 +150,6 @@ class Reduction:
     def state(self) -> dict[str, Any]:
         """Return what a later attempt goes on from."""
         return {"kind": self.how, "n": self.count, "sum": self._total, "value": self._extreme}
-
-
-def _refit(value: MetricValue | Lazy, kind: str) -> MetricValue | Lazy:
-    """Fit a value to the kind that its metric has had so far.
-
-    Raises:
-        TypeError: It does not fit.
-    """
-    if isinstance(value, Lazy):
-        raise TypeError(f"the metric holds {kind}s, and this is a {value.kind}")
-    if kind == "string":
-        return str(value)
-    if kind == "number" and isinstance(value, bool):
-        return int(value)
-    raise TypeError(f"the metric holds {kind}s, and this is a {kind_of(value)}")
 
 
 def as_dict(metrics: object) -> dict[Any, Any]:

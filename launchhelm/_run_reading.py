@@ -26,7 +26,10 @@ FLUSH_WAIT_S: Final = 2.0
 
 
 class Reads:
-    """The reading half of a Run. Reads keep working after `finish`, and on copies."""
+    """The reading half of a Run. Reads keep working after `finish`, and on copies.
+
+    Axes are Any because a coordinate may be an int, a float or text; views check each.
+    """
 
     directory: Path
     run_id: str
@@ -36,9 +39,9 @@ class Reads:
     recorder: Recorder | NoRecorder
 
     def latest(
-        self, metric: str, *, run: str | None = None, **axes: object
+        self, metric: str, *, run: str | None = None, rank: int | None = None, **axes: Any
     ) -> dict[str, Any] | None:
-        """Return the newest point of a metric, over all ranks; None when there is none.
+        """Return the newest point of a metric, over all ranks or of one; None when there is none.
 
         Returns:
             `{"value", "coordinates": {axis: text}, "observed_at"}`; a number that is not finite is
@@ -49,7 +52,7 @@ class Reads:
             TypeError, ValueError: A bad axis.
         """
         with _lock:
-            point = self._view(run).latest(metric, **axes)
+            point = self._view(run).latest(metric, rank=rank, **axes)
         return None if point is None else _shown(point)
 
     def history(
@@ -60,9 +63,10 @@ class Reads:
         step_from: int | None = None,
         step_to: int | None = None,
         run: str | None = None,
-        **axes: object,
+        rank: int | None = None,
+        **axes: Any,
     ) -> list[dict[str, Any]]:
-        """Return points of a metric in order of step.
+        """Return points of a metric in order of step, over all ranks or of one.
 
         Without a window the last `limit` points; with one the first `limit` inside it, bounds
         included.
@@ -73,7 +77,7 @@ class Reads:
         """
         with _lock:
             points = self._view(run).history(
-                metric, limit=limit, step_from=step_from, step_to=step_to, **axes
+                metric, limit=limit, step_from=step_from, step_to=step_to, rank=rank, **axes
             )
         return [_shown(point) for point in points]
 

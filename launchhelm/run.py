@@ -183,7 +183,7 @@ class Run(Reads, Controls, Describes):
         self._faults = Faults(self._note_fault)
         self._faults.counts = recorder.faults  # The heartbeat shows them together.
         self._metrics = Metrics(self._warn_of_value)
-        self._numbers = self._metrics.numbers
+        self._plain = self._metrics.plain
         self._definitions = {name: dict(body) for name, body in past.definitions.items()}
         for body in past.definitions.values():
             self._metrics.define(body)
@@ -306,10 +306,11 @@ class Run(Reads, Controls, Describes):
         # The copy is what is recorded, so that a later change of the caller's dict is not.
         body: dict[str, Any] = given.copy()
         is_whole = True
-        numbers = self._numbers
+        plain = self._plain
         for name, value in body.items():
             kind = type(value)
-            if (kind is float or (kind is int and -INT64 <= value < INT64)) and name in numbers:
+            is_plain = kind is float or kind is bool or (kind is int and -INT64 <= value < INT64)
+            if is_plain and name in plain:
                 continue
             body, is_whole = self._metrics.admit(body)
             break

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from launchhelm._run_service import Service
 from launchhelm.commands import Handler
 from launchhelm.models import Capability, Document, Scope, timestamp
+from launchhelm.records import NAME_PATTERN
 from launchhelm.values.coordinates import MAX_AXES, MAX_COORDINATE_CHARS, is_decimal
-from launchhelm.values.names import NAME_PATTERN
 
 if TYPE_CHECKING:
     from launchhelm.run import Run

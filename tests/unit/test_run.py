@@ -327,15 +327,14 @@ def test_no_value_whatever_raises_in_log(run: Run, warnings_are_errors: bool) ->
         assert run.log({name: 1.0}) is False
 
 
-def test_a_metric_keeps_its_kind(run: Run) -> None:
-    run.log({"n": 1, "s": "text", "b": True})
-    run.log({"n": 2.5, "s": 3, "b": False})
-    run.log({"n": True, "s": 0.5, "b": 1})
-    run.log({"n": "3", "s": True})
+def test_a_value_of_another_kind_is_kept_with_its_own_class(run: Run) -> None:
+    for value in (1, 2.5, "text", True, False, "3", 1 << 70):
+        assert run.log({"n": value})
+    assert run.metric("n") is not None
     run.finish()
-    assert [value for _, value in series(run.directory, "n")] == [1, 2.5, 1]
-    assert [value for _, value in series(run.directory, "s")] == ["text", "3", "0.5", "True"]
-    assert [value for _, value in series(run.directory, "b")] == [True, False]
+    assert repr([value for _, value in series(run.directory, "n")]) == repr(
+        [1, 2.5, "text", True, False, "3", 1 << 70]
+    )
 
 
 def test_a_later_change_of_what_was_logged_changes_nothing(run: Run) -> None:
