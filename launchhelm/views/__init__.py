@@ -7,9 +7,9 @@ decides anything.
 from launchhelm.views.commands import CommandState, CommandView
 from launchhelm.views.liveness import BEAT_S, LATE_S, SILENT_S, Age, Observer
 from launchhelm.views.participants import ParticipantView
+from launchhelm.views.points import Point
 from launchhelm.views.run import AttemptView, Losses, RunView, open_run
 from launchhelm.views.runs import RunSummary, find_run, runs
-from launchhelm.views.series import Point
 from launchhelm.views.state import RANK_STATES, RUN_STATES, RunState
 
 __all__ = [

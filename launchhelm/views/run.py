@@ -23,7 +23,8 @@ from launchhelm.views.commands import CommandView
 from launchhelm.views.fold import FOLDED_KINDS, Fold
 from launchhelm.views.liveness import Age, Observer, age_by_files
 from launchhelm.views.participants import ParticipantView, Watch, newest_attempt, table
-from launchhelm.views.series import Point, Selection, Series, kind_of
+from launchhelm.views.points import Point, Selection
+from launchhelm.views.series import Series, kind_of
 from launchhelm.views.state import RunState, run_state
 
 MAX_HISTORY: Final = 10_000
@@ -367,7 +368,10 @@ class RunView:
     def metric(self, name: str) -> dict[str, Any] | None:
         """Return {"kind", "axes", "unit"} of a metric; None when there is none of that name."""
         defined = self._fold.definitions.values.get(name, {})
-        latest = self._series.latest(Selection(name))
+        # The coordinator nearly always knows; every other rank's files cost a look each.
+        latest = self._series.latest(Selection(name, ranks=_COORDINATOR))
+        if latest is None:
+            latest = self._series.latest(Selection(name))
         kind = defined.get("kind")
         if kind is None and latest is not None:
             kind = kind_of(latest.value)

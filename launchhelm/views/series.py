@@ -12,15 +12,14 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 from launchhelm.errors import StorageError
-from launchhelm.records import MetricValue, Record, WriterId
+from launchhelm.records import Record, WriterId
 from launchhelm.store import segment
+from launchhelm.store.blocks import Block, NameIndex, StepIndex
 from launchhelm.store.journal import (
     lines_backwards,
     number_and_kind,
@@ -39,86 +38,16 @@ from launchhelm.store.sealed import (
     sealed_names,
     sealed_step_range,
 )
+from launchhelm.views.points import NO_AXES, Point, Selection
 
 _LISTINGS: Final = 4
-_STEP = re.compile(rb',"s":(-?\d+|null),')
-_HEAD_BYTES: Final = 160
 _LATEST_TRIES: Final = 64
+_HEAD_BYTES: Final = 160
+_STEP = re.compile(rb',"s":(-?\d+|null),')
 _NAMED_KINDS: Final = METRIC_KINDS | {"rich", "con"}
 _KIND_OF_CLASS: Final = {"bool": "boolean", "str": "string", "json": "object"}
-
-Axes: TypeAlias = Mapping[str, str]
-_NO_AXES: Final[Axes] = {}
+_UNBOUNDED: Final = (-math.inf, math.inf)
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One value of a metric, with its class and sign as logged; NaN and infinities are floats.
-
-    Args:
-        at: Wall clock of the writer; shown only.
-        axes: Coordinates beside step, as decimal text.
-    """
-
-    step: int | None
-    value: MetricValue
-    at: float
-    axes: Axes
-    writer: WriterId
-    seq: int
-
-    @property
-    def rank(self) -> int:
-        """The rank that logged it."""
-        return self.writer.rank
-
-    @property
-    def attempt(self) -> int:
-        """The attempt in which it was logged."""
-        return self.writer.attempt
-
-    @property
-    def coordinates(self) -> dict[str, str]:
-        """All coordinates as text, step first."""
-        step = {} if self.step is None else {"step": str(self.step)}
-        return {**step, **self.axes}
-
-    @property
-    def order(self) -> tuple[float, int, int, int]:
-        """The key by which points are sorted; no step comes first."""
-        step = -math.inf if self.step is None else self.step
-        return (step, self.attempt, self.rank, self.seq)
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which points of a metric are meant.
-
-    Args:
-        axes: Coordinates that must be equal, as canonical decimal text.
-        ranks: None means all.
-        step_from, step_to: Inclusive bounds.
-    """
-
-    name: str
-    axes: Axes = field(default_factory=dict)
-    ranks: frozenset[int] | None = None
-    step_from: int | None = None
-    step_to: int | None = None
-
-    def admits(self, point: Point) -> bool:
-        """Whether a point of this metric is within the bounds and on the axes."""
-        if self.step_from is not None and (point.step is None or point.step < self.step_from):
-            return False
-        if self.step_to is not None and (point.step is None or point.step > self.step_to):
-            return False
-        return all(_is_same(point.axes.get(axis), text) for axis, text in self.axes.items())
-
-    @property
-    def has_window(self) -> bool:
-        """Whether a step bound was given."""
-        return self.step_from is not None or self.step_to is not None
 
 
 class Series:
@@ -127,7 +56,9 @@ class Series:
     def __init__(self, run_directory: Path) -> None:
         self._data = run_directory / DATA
         self._steps: dict[str, tuple[int, int] | None] = {}
-        self._kinds: dict[str, tuple[int, dict[str, str]]] = {}
+        self._kinds: dict[str, dict[str, str]] = {}
+        self._indexes: dict[str, StepIndex] = {}
+        self._name_indexes: dict[str, NameIndex] = {}
 
     # --- questions ----------------------------------------------------------------------------
 
@@ -258,79 +189,49 @@ class Series:
     # --- the ends of a segment ----------------------------------------------------------------
 
     def _gather(
-        self,
-        name: SegmentName,
-        selection: Selection,
-        ends: _Ends,
-        hidden: frozenset[int | None],
+        self, name: SegmentName, selection: Selection, ends: _Ends, hidden: frozenset[int | None]
     ) -> None:
         """Add what a segment has to the ends, reading no more of it than they need."""
-        if name.sealed:
-            steps = self._read(name, self._steps_of)
-            if steps is not None and not ends.may_take(steps[1] if ends.newest else steps[0]):
-                return
-        ask = ends.limit
-        while True:
-            look = functools.partial(self._ends_in, selection=selection, ask=ask, ends=ends)
-            found = self._read(name, look)
-            if found is None:
-                return
-            points, worst_step, is_all = found
-            points = [
-                point
-                for point in points
-                if selection.admits(point) and (point.step is None or point.step not in hidden)
-            ]
-            ends.add(points)
-            if is_all or len(points) >= ends.limit or not ends.may_take(worst_step):
-                return
-            ask *= 4
 
-    def _steps_of(self, name: SegmentName) -> tuple[int, int] | None:
-        key = str(name)
-        if key not in self._steps:
-            self._steps[key] = sealed_step_range(self._path(name))
-        return self._steps[key]
+        def read(name: SegmentName) -> None:
+            if name.sealed:
+                self._gather_sealed(name, selection, ends, hidden)
+            else:
+                self._gather_journal(name, selection, ends, hidden)
 
-    def _ends_in(
-        self, name: SegmentName, selection: Selection, ask: int, ends: _Ends
-    ) -> tuple[list[Point], float, bool]:
-        """Return up to `ask` points, the innermost step among them, and whether that was all."""
-        newest = ends.newest
-        if not name.sealed:
-            return self._ends_in_journal(name, selection, ask, newest)
-        rows = sealed_ends(
-            self._path(name),
-            selection.name,
-            ask,
-            newest=newest,
-            step_from=selection.step_from,
-            step_to=selection.step_to,
-        )
-        points = [_point(name.writer, row) for row in rows]
-        steps = [point.order[0] for point in points]
-        worst = (min(steps) if newest else max(steps)) if steps else 0.0
-        return points, worst, len(points) < ask
+        self._read(name, read)
 
-    def _ends_in_journal(
-        self, name: SegmentName, selection: Selection, ask: int, newest: bool
-    ) -> tuple[list[Point], float, bool]:
-        needle = _needle(selection.name)
-        low = -math.inf if selection.step_from is None else selection.step_from
-        high = math.inf if selection.step_to is None else selection.step_to
-        found: list[tuple[float, int, bytes]] = []
+    def _gather_sealed(
+        self, name: SegmentName, selection: Selection, ends: _Ends, hidden: frozenset[int | None]
+    ) -> None:
+        if str(name) not in self._steps:
+            self._steps[str(name)] = sealed_step_range(self._path(name))
+        low, high = self._steps[str(name)] or (-math.inf, -math.inf)
+
+        def take(ask: int) -> tuple[list[Point], bool]:
+            rows = sealed_ends(
+                self._path(name),
+                selection.name,
+                ask,
+                newest=ends.newest,
+                step_from=selection.step_from,
+                step_to=selection.step_to,
+            )
+            return [_point(name.writer, row) for row in rows], len(rows) < ask
+
+        ends.gather(take, low, high, selection, hidden)
+
+    def _gather_journal(
+        self, name: SegmentName, selection: Selection, ends: _Ends, hidden: frozenset[int | None]
+    ) -> None:
+        index = self._indexes.setdefault(str(name), StepIndex())
         with opened(self._path(name)) as (descriptor, size):
-            for start, _, line in whole_lines(descriptor, 0, size):
-                if needle in line:
-                    match = _STEP.search(line, 0, _HEAD_BYTES)
-                    step = float("-inf") if match is None or match[1] == b"null" else int(match[1])
-                    if low <= step <= high:
-                        found.append((step, start, line))
-        pick = heapq.nlargest if newest else heapq.nsmallest
-        best = pick(ask, found)
-        points = [_point_of(record_of(name.writer, line), selection.name) for _, _, line in best]
-        worst = best[-1][0] if best else 0.0
-        return [point for point in points if point is not None], worst, len(best) == len(found)
+            blocks = index.blocks(descriptor, size)
+            for block in reversed(blocks) if ends.newest else blocks:
+                take = functools.partial(
+                    _ends_of_block, descriptor, block, name.writer, selection, ends.newest
+                )
+                ends.gather(take, block.low, block.high, selection, hidden)
 
     # --- the newest point of a writer ---------------------------------------------------------
 
@@ -365,58 +266,78 @@ class Series:
 
     def _kinds_in(self, name: SegmentName) -> dict[str, str]:
         key = str(name)
-        offset, kinds = self._kinds.get(key, (0, {}))
-        if name.sealed:
-            if key not in self._kinds:
-                classes = sealed_names(self._path(name))
-                kinds = {
-                    metric: _KIND_OF_CLASS.get(word, "number") for metric, word in classes.items()
-                }
-                for rich in sealed_entries(self._path(name), {"rich"}):
-                    kinds.update(_kinds_of(rich))
-                for text in itertools.islice(sealed_entries(self._path(name), {"con"}), 1):
-                    kinds.update(_kinds_of(text))
-                self._kinds[key] = (0, kinds)
-            return kinds
-        with opened(self._path(name)) as (descriptor, size):
-            for _, end, line in whole_lines(descriptor, offset, size):
-                known = number_and_kind(line)
-                if known is not None and known[1] in _NAMED_KINDS:
-                    record = record_of(name.writer, line)
-                    if record is not None:
-                        kinds.update(_kinds_of(record))
-                if known is not None:
-                    offset = end
-        self._kinds[key] = (offset, kinds)
-        return kinds
+        if not name.sealed:
+            index = self._name_indexes.get(key)
+            if index is None:
+                index = NameIndex(functools.partial(_kinds_of_line, name.writer))
+                self._name_indexes[key] = index
+            with opened(self._path(name)) as (descriptor, size):
+                return index.names(descriptor, size)
+        if key not in self._kinds:
+            path = self._path(name)
+            classes = sealed_names(path).items()
+            kinds = {metric: _KIND_OF_CLASS.get(word, "number") for metric, word in classes}
+            lines = itertools.islice(sealed_entries(path, {"con"}), 1)
+            for record in itertools.chain(sealed_entries(path, {"rich"}), lines):
+                kinds.update(_kinds_of(record))
+            self._kinds[key] = kinds
+        return self._kinds[key]
 
     def _path(self, name: SegmentName) -> Path:
         return self._data / str(name)
 
 
 class _Ends:
-    """The `limit` outermost points seen so far."""
+    """The `limit` outermost points seen so far, by step."""
 
     def __init__(self, limit: int, *, newest: bool) -> None:
         self.limit = limit
         self.newest = newest
         self._points: dict[tuple[WriterId, int], Point] = {}
+        self._edge: float | None = None
 
-    def add(self, points: Iterable[Point]) -> None:
-        """Take in points; each counts once, however often it is found."""
-        self._points.update(((point.writer, point.seq), point) for point in points)
-        if len(self._points) > self.limit:
-            self._points = {(point.writer, point.seq): point for point in self.best()}
+    def gather(
+        self,
+        take: Callable[[int], tuple[list[Point], bool]],
+        low: float,
+        high: float,
+        selection: Selection,
+        hidden: frozenset[int | None],
+    ) -> None:
+        """Take what is needed from a part of a run.
+
+        Args:
+            take: Returns so many points of the part, outermost first, and whether that was all.
+            low, high: Bounds of its steps.
+            hidden: Steps that a newer attempt shows.
+        """
+        first, last = selection.step_from, selection.step_to
+        if (first is not None and high < first) or (last is not None and low > last):
+            return
+        ask = self.limit
+        inner: float = high if self.newest else low
+        while self.may_take(inner):
+            points, is_all = take(ask)
+            visible = [
+                point
+                for point in points
+                if selection.admits(point) and (point.step is None or point.step not in hidden)
+            ]
+            self._add(visible)
+            if is_all or len(visible) >= self.limit:
+                return
+            if points:
+                inner = points[-1].order[0]
+            ask *= 4
 
     def may_take(self, step: float) -> bool:
-        """Whether a point of that step, or one further in, could still be among the ends."""
-        if len(self._points) < self.limit:
+        """Whether a point at that step could be among the ends."""
+        if self._edge is None:
             return True
-        steps = [point.order[0] for point in self._points.values()]
-        return step >= min(steps) if self.newest else step <= max(steps)
+        return step >= self._edge if self.newest else step <= self._edge
 
     def steps(self) -> frozenset[int | None]:
-        """The steps that points of older attempts do not show at."""
+        """The steps at which points of older attempts are not shown."""
         return frozenset(point.step for point in self._points.values())
 
     def best(self) -> list[Point]:
@@ -424,15 +345,37 @@ class _Ends:
         points = sorted(self._points.values(), key=lambda point: point.order)
         return points[-self.limit :] if self.newest else points[: self.limit]
 
+    def _add(self, points: Iterable[Point]) -> None:
+        # Each counts once, however often it is found.
+        self._points.update(((point.writer, point.seq), point) for point in points)
+        if len(self._points) >= self.limit:
+            best = self.best()
+            self._points = {(point.writer, point.seq): point for point in best}
+            self._edge = best[0 if self.newest else -1].order[0]
 
-def _is_same(given: str | None, wanted: str) -> bool:
-    """Compare two coordinates as exact decimals: 1.50 is 1.5."""
-    if given is None or given == wanted:
-        return given is not None
-    try:
-        return Decimal(given) == Decimal(wanted)
-    except InvalidOperation:
-        return False
+
+def _ends_of_block(
+    descriptor: int, block: Block, writer: WriterId, selection: Selection, newest: bool, ask: int
+) -> tuple[list[Point], bool]:
+    """Return the points of a block with the outermost steps, and whether these are all."""
+    needle = _needle(selection.name)
+    low, high = _UNBOUNDED
+    if selection.has_window:
+        low = low if selection.step_from is None else selection.step_from
+        high = high if selection.step_to is None else selection.step_to
+    found: list[tuple[float, int, bytes]] = []
+    for start, _, line in whole_lines(descriptor, block.start, block.end):
+        if needle in line:
+            match = _STEP.search(line, 0, _HEAD_BYTES)
+            step = -math.inf if match is None or match[1] == b"null" else int(match[1])
+            if low <= step <= high:
+                found.append((step, start, line))
+    if ask < len(found):
+        best = (heapq.nlargest if newest else heapq.nsmallest)(ask, found)
+    else:
+        best = sorted(found, reverse=newest)
+    points = [_point_of(record_of(writer, line), selection.name) for _, _, line in best]
+    return [point for point in points if point is not None], len(best) == len(found)
 
 
 def _needle(name: str) -> bytes:
@@ -442,7 +385,7 @@ def _needle(name: str) -> bytes:
 
 def _point(writer: WriterId, row: segment.Point) -> Point:
     seq, step, at, value, axes = row
-    return Point(step, value, at, json.loads(axes) if axes else _NO_AXES, writer, seq)
+    return Point(step, value, at, json.loads(axes) if axes else NO_AXES, writer, seq)
 
 
 def _point_of(record: Record | None, name: str) -> Point | None:
@@ -468,6 +411,15 @@ def _kinds_of(record: Record) -> dict[str, str]:
         name = record.body.get("name")
         return {name: "object"} if isinstance(name, str) else {}
     return {name: kind_of(value) for name, value in record.body.items()}
+
+
+def _kinds_of_line(writer: WriterId, line: bytes) -> dict[str, str] | None:
+    """Return the names of a line and their kinds; None for a bad one."""
+    known = number_and_kind(line)
+    if known is None:
+        return None
+    record = record_of(writer, line) if known[1] in _NAMED_KINDS else None
+    return {} if record is None else _kinds_of(record)
 
 
 def kind_of(value: object) -> str:

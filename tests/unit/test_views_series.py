@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from launchhelm import views
 from launchhelm.store.layout import SegmentName
 from launchhelm.store.segment import seal
-from launchhelm.views.series import Selection, Series
+from launchhelm.views.points import Selection
+from launchhelm.views.series import Series
 from tests.support.reading import EPOCH, RunBuilder, WriterBuilder
 
 
