@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.jobs import ROOT, run_job
 from tests.support.journals import only_run, records, series
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = 20
 
 SCRIPT = """
@@ -128,25 +127,18 @@ def test_the_documented_script_runs_unchanged_and_offline(
     (guard / "sitecustomize.py").write_text(GUARD)
     log = tmp_path / "connections"
     line, extra, world_size = command(launcher, script)
-    done = subprocess.run(
+    job = run_job(
         line,
-        cwd=tmp_path,
-        env={
-            **os.environ,
+        tmp_path,
+        {
             **variables,
             **extra,
             "PYTHONPATH": f"{guard}{os.pathsep}{ROOT}",
             "GUARD_LOG": str(log),
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
         },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=110,
     )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
+    said = job.said
+    assert job.code == 0, said
     assert not log.exists(), log.read_text()
 
     run = only_run(tmp_path / "runs")
