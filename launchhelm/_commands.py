@@ -116,6 +116,7 @@ class CommandDesk:
         participant_id: Who offers them.
         attempt: This launch; commands for another one are refused.
         poll_s: Interval of `poll` while the file system answers quickly.
+        report: Gets our own failures, with the component; the default only counts them.
     """
 
     def __init__(
@@ -128,9 +129,11 @@ class CommandDesk:
         inbox: Inbox | None = None,
         ledger: Ledger | None = None,
         poll_s: float = 0.5,
+        report: Callable[[str, Exception], object] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._recorder = recorder
+        self._report = report or self._count
         self._scope = scope
         self._participant_id = participant_id
         self._attempt = attempt
@@ -199,8 +202,8 @@ class CommandDesk:
         self._safe_points.add(safe_point)
         try:
             self._recorder.append("ev", {"type": "safe_point", "name": safe_point})
-        except Exception:  # Protects the loop; only readers miss the name.
-            self._recorder.faults["recorder"] += 1
+        except Exception as error:  # Protects the loop; only readers miss the name.
+            self._report("recorder", error)
 
     def pending(self, safe_point: str) -> bool:
         """Whether a command waits for this safe point. No I/O."""
@@ -283,8 +286,8 @@ class CommandDesk:
         try:
             if self._inbox is not None and not self._is_closed:
                 self._poll(self._inbox)
-        except Exception:  # Guards the recorder's thread, which has records to write.
-            self._recorder.faults["command reader"] += 1
+        except Exception as error:  # Guards the recorder's thread, which has records to write.
+            self._report("command reader", error)
             self._poll_s = min(self._poll_s * 2, MAX_POLL_S)
         return self._poll_s
 
@@ -431,6 +434,10 @@ class CommandDesk:
         self._settled.append((file, self._recorder.append_urgent("oc", outcome.body())))
 
     # Shared by both sides.
+
+    def _count(self, component: str, error: Exception) -> None:
+        del error
+        self._recorder.faults[component] += 1
 
     def _drop(self, held: _Held, state: str, code: str, message: str) -> None:
         """Conclude a command out of the queue, unless the loop has just taken it."""

@@ -38,6 +38,9 @@ OVERFLOWS: Final = ("block", "drop_new", "raise")
 MAX_RUNS_LOOKED_AT: Final = 2000
 """A restarted job finds its run among so many of the newest."""
 
+MAX_TITLES_READ: Final = 100
+"""A title that no run was made with is looked for in the records of so many of the newest."""
+
 MAX_METRICS_LOOKED_AT: Final = 200
 """Metrics of one run are mostly logged together; a few tell where all of them stood."""
 
@@ -265,20 +268,21 @@ def _newest_point(directory: Path) -> tuple[dict[str, Any], int]:
 
 def _find(ask: Ask) -> tuple[Path, Manifest]:
     """Find the run to resume, by id or by exact title within the project."""
-    matches = []
-    for directory, manifest in _runs(ask.root):
-        if manifest.run_id == ask.resume:
-            matches = [(directory, manifest)]
-            break
-        if manifest.project == ask.project and _title(directory, manifest) == ask.resume:
-            matches.append((directory, manifest))
+    runs = [found for found in _runs(ask.root) if found[1].project == ask.project]
+    matches = [found for found in runs if found[1].run_id == ask.resume]
+    if not matches:
+        named = [found for found in runs if found[1].name == ask.resume]
+        # Titles that describe() gave later are in the records, which take longer to read.
+        matches = [
+            found for found in named or runs[:MAX_TITLES_READ] if _title(*found) == ask.resume
+        ]
     if len(matches) > 1:
         ids = ", ".join(manifest.run_id for _, manifest in matches[:5])
         raise Conflict(
             f"{len(matches)} runs of {ask.project!r} are called {ask.resume!r}: {ids}.",
             remedy="Give the id of the one to resume.",
         )
-    if not matches or matches[0][1].project != ask.project:
+    if not matches:
         raise NotFound(
             f"No run {ask.resume!r} of the project {ask.project!r} is in {ask.root}.",
             remedy="Look with `launchhelm ls`; LAUNCHHELM_DIR or state_dir= names another root.",

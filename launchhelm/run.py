@@ -211,8 +211,8 @@ class Run(Reads, Controls, Describes):
             ConfigError, NotFound, Conflict: As `init`.
         """
         opened = open_run(ask, participant, clock=clock)
-        config = ask.config if not opened.past.next_step and not ask.resume else None
-        run = cls._recording(opened, participant, ask.overflow, config or None, True, clock)
+        config = ask.config if opened.attempt.resumed_from is None else None
+        run = cls._recording(opened, participant, ask.overflow, config, True, clock)
         for warning in opened.warnings:
             _log.warning(warning)
             run.notice(warning, about="storage")
@@ -266,8 +266,7 @@ class Run(Reads, Controls, Describes):
         recorder.start()
         recorder.append("ev", {"type": "start", **start_facts(opened, participant)})
         if is_coordinator:
-            interval_s = NETWORK_POLL_S if is_network(opened.directory) else LOCAL_POLL_S
-            recorder.every(interval_s, functools.partial(poll, weakref.ref(run.desk)))
+            recorder.every(LOCAL_POLL_S, functools.partial(poll, weakref.ref(run.desk)))
         else:
             recorder.every(UNSEEN_MANIFEST_S, functools.partial(look_for_manifest, opened))
         _endings.at_end(run._ending)
@@ -303,6 +302,9 @@ class Run(Reads, Controls, Describes):
         if step is not None and (type(step) is not int or not -MAX_STEP < step < MAX_STEP):
             step = check_step(step)
         places = axes_text(axes) if axes else None
+        if self._is_over:
+            # Counted as late. After a fork no lock of ours may be waited for.
+            return self.recorder.append("m", given, step=step, axes=places)
         # The copy is what is recorded, so that a later change of the caller's dict is not.
         body: dict[str, Any] = given.copy()
         is_whole = True
@@ -473,6 +475,7 @@ class Run(Reads, Controls, Describes):
             inbox=inbox,
             ledger=ledger,
             poll_s=NETWORK_POLL_S if inbox and is_network(self.directory) else LOCAL_POLL_S,
+            report=self._faults.report,
             clock=clock,
         )
 

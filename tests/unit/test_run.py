@@ -794,8 +794,23 @@ def test_a_copy_of_a_run_reads_and_records_nothing(run: Run) -> None:
 
 
 def test_a_forked_child_is_inert_and_the_parent_goes_on(run: Run) -> None:
+    """Also where another thread of the parent holds our locks at that moment."""
+    run.define("a", summary="max")
     run.log({"a": 1}, step=0)
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with run._lock, run._metrics.reductions()["a"]._lock:
+            held.set()
+            release.wait(20)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(20)
     pid = os.fork()
+    if pid:
+        release.set()
+        holder.join()
     if pid == 0:
         try:
             logging.disable()
