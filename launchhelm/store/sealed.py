@@ -56,9 +56,7 @@ def _open(path: Path) -> Iterator[sqlite3.Connection]:
 def sealed_meta(path: Path) -> SealedMeta:
     """Return what a segment says about itself."""
     with _open(path) as connection:
-        meta = dict(connection.execute("SELECT key, value FROM meta"))
-    opening = json.loads(meta["open"])
-    return SealedMeta(opening, meta["first_seq"], meta["last_seq"], meta["records"])
+        return _meta(connection)
 
 
 def sealed_entries(path: Path, kinds: Collection[str], *, from_seq: int = 0) -> Iterator[Record]:
@@ -66,28 +64,25 @@ def sealed_entries(path: Path, kinds: Collection[str], *, from_seq: int = 0) -> 
     if not METRIC_KINDS.isdisjoint(kinds):
         yield from sealed_records(path, from_seq=from_seq, kinds=kinds)
         return
-    name = layout.parse_segment(path.name)
-    if name is None:
-        return
     with _open(path) as connection:
-        first_seq, first_ms = _origin(connection)
-        marks = ",".join("?" * len(kinds))
-        rows = connection.execute(
-            "SELECT e.seq, r.step, r.ms, r.axes, e.kind, e.body FROM entry e "
-            f"JOIN record r ON r.seq = e.seq WHERE e.seq >= ? AND e.kind IN ({marks}) "
-            "ORDER BY e.seq",
-            (max(0, from_seq - first_seq), *kinds),
-        )
-        for seq, step, ms, axes, kind, body in rows:
-            yield Record(
-                writer=name.writer,
-                seq=first_seq + seq,
-                kind=kind,
-                at=(first_ms + ms) / 1000,
-                step=int(step) if isinstance(step, str) else step,
-                body=json.loads(body) if body else {},
-                axes=json.loads(axes) if axes else {},
-            )
+        yield from _entries(connection, path, kinds, from_seq)
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """A segment at one look: itself, its records of some kinds, the newest value per metric."""
+
+    meta: SealedMeta
+    records: list[Record]
+    newest: dict[str, MetricValue]
+
+
+def sealed_glance(path: Path, kinds: Collection[str], *, with_newest: bool) -> Glance:
+    """Return what a list of runs or processes needs of a segment, opening it once."""
+    with _open(path) as connection:
+        records = list(_entries(connection, path, kinds, 0))
+        newest = _newest(connection) if with_newest else {}
+        return Glance(_meta(connection), records, newest)
 
 
 def sealed_names(path: Path) -> dict[str, str]:
@@ -95,24 +90,6 @@ def sealed_names(path: Path) -> dict[str, str]:
     with _open(path) as connection:
         rows = connection.execute("SELECT name, class FROM series ORDER BY id DESC")
         return dict(rows.fetchall())
-
-
-def sealed_newest(path: Path) -> dict[str, MetricValue]:
-    """Return the newest value of every metric of a segment."""
-    newest: dict[str, tuple[int, MetricValue]] = {}
-    with _open(path) as connection:
-        for number, name, kind in connection.execute(
-            "SELECT id, name, class FROM series"
-        ).fetchall():
-            base = number << SEQ_BITS
-            row = connection.execute(
-                "SELECT id, value FROM point WHERE id BETWEEN ? AND ? ORDER BY id DESC LIMIT 1",
-                (base, base + MAX_RECORDS),
-            ).fetchone()
-            if row is not None and row[0] - base >= newest.get(name, (-1, 0))[0]:
-                decode = DECODE.get(kind)
-                newest[name] = (row[0] - base, decode(row[1]) if decode else row[1])
-    return {name: value for name, (_, value) in newest.items()}
 
 
 def sealed_step_range(path: Path) -> tuple[int, int] | None:
@@ -179,6 +156,52 @@ def _points(path: Path, name: str, tail: str, bounds: list[int], limit: int) -> 
                 ]
             )
     return streams[0] if len(streams) == 1 else list(heapq.merge(*streams, key=lambda p: p[0]))
+
+
+def _meta(connection: sqlite3.Connection) -> SealedMeta:
+    meta = dict(connection.execute("SELECT key, value FROM meta"))
+    opening = json.loads(meta["open"])
+    return SealedMeta(opening, meta["first_seq"], meta["last_seq"], meta["records"])
+
+
+def _entries(
+    connection: sqlite3.Connection, path: Path, kinds: Collection[str], from_seq: int
+) -> Iterator[Record]:
+    name = layout.parse_segment(path.name)
+    if name is None:
+        return
+    first_seq, first_ms = _origin(connection)
+    marks = ",".join("?" * len(kinds))
+    rows = connection.execute(
+        "SELECT e.seq, r.step, r.ms, r.axes, e.kind, e.body FROM entry e "
+        f"JOIN record r ON r.seq = e.seq WHERE e.seq >= ? AND e.kind IN ({marks}) "
+        "ORDER BY e.seq",
+        (max(0, from_seq - first_seq), *kinds),
+    )
+    for seq, step, ms, axes, kind, body in rows:
+        yield Record(
+            writer=name.writer,
+            seq=first_seq + seq,
+            kind=kind,
+            at=(first_ms + ms) / 1000,
+            step=int(step) if isinstance(step, str) else step,
+            body=json.loads(body) if body else {},
+            axes=json.loads(axes) if axes else {},
+        )
+
+
+def _newest(connection: sqlite3.Connection) -> dict[str, MetricValue]:
+    newest: dict[str, tuple[int, MetricValue]] = {}
+    for number, name, kind in connection.execute("SELECT id, name, class FROM series").fetchall():
+        base = number << SEQ_BITS
+        row = connection.execute(
+            "SELECT id, value FROM point WHERE id BETWEEN ? AND ? ORDER BY id DESC LIMIT 1",
+            (base, base + MAX_RECORDS),
+        ).fetchone()
+        if row is not None and row[0] - base >= newest.get(name, (-1, 0))[0]:
+            decode = DECODE.get(kind)
+            newest[name] = (row[0] - base, decode(row[1]) if decode else row[1])
+    return {name: value for name, (_, value) in newest.items()}
 
 
 def _origin(connection: sqlite3.Connection) -> tuple[int, int]:

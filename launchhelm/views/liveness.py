@@ -7,6 +7,7 @@ moves afterwards corrects it.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -88,9 +89,9 @@ def process_is_gone(opening: Mapping[str, Any]) -> bool:
     pid = opening.get("pid")
     if not isinstance(pid, int) or not opening.get("boot"):
         return False
-    if opening["boot"] != _read("/proc/sys/kernel/random/boot_id"):
+    if opening["boot"] != _boot_id() or not opening.get("pidns"):
         return False
-    if not opening.get("pidns") or opening["pidns"] != _pid_namespace():
+    if opening["pidns"] != _pid_namespace():
         return False
     start = opening.get("start")
     found = _start_time(pid)
@@ -104,6 +105,12 @@ def _read(path: str) -> str:
         return ""
 
 
+@functools.cache
+def _boot_id() -> str:
+    return _read("/proc/sys/kernel/random/boot_id")
+
+
+@functools.cache
 def _pid_namespace() -> str:
     try:
         return os.readlink("/proc/self/ns/pid")

@@ -23,7 +23,7 @@ from launchhelm.store.journal import (
     record_of,
 )
 from launchhelm.store.layout import DATA, SegmentName
-from launchhelm.store.sealed import sealed_entries, sealed_meta, sealed_newest
+from launchhelm.store.sealed import sealed_glance
 from launchhelm.views.liveness import (
     BEAT_S,
     LATE_S,
@@ -184,12 +184,12 @@ class Watch:
                 break
 
     def _look_at_sealed(self, path: Path) -> None:
-        if not self.opening:
-            self.opening = dict(sealed_meta(path).opening)
-        for record in sealed_entries(path, TAIL_KINDS):
+        wants_newest = self.writer.rank == 0 and self._metrics_seq < 0 and not self.metrics
+        glance = sealed_glance(path, TAIL_KINDS, with_newest=wants_newest)
+        self.opening = self.opening or dict(glance.meta.opening)
+        self.metrics = self.metrics or glance.newest
+        for record in glance.records:
             self._take(record)
-        if self.writer.rank == 0 and self._metrics_seq < 0:
-            self.metrics = sealed_newest(path)
 
     def _take(self, record: Record) -> None:
         """Take in a record; they come in any order, and some twice."""
