@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from launchhelm import _run_metadata as metadata
 from launchhelm import _settings
-from launchhelm._commands import CommandDesk
 from launchhelm._ids import new_token
 from launchhelm._run_launch import boot_id, start_time
 from launchhelm._run_open import Opened
@@ -58,12 +56,6 @@ def start_facts(opened: Opened, participant: Participant) -> dict[str, Any]:
         facts["resumed_from"] = opened.attempt.resumed_from
         facts["next_step"] = opened.past.next_step
     return facts
-
-
-def poll(desk: weakref.ref[CommandDesk]) -> float | None:
-    """Look into the inbox, for as long as somebody holds the run."""
-    held = desk()
-    return held.poll() if held is not None else 3600.0
 
 
 def look_for_manifest(opened: Opened) -> float | None:

@@ -28,7 +28,7 @@ from launchhelm._ids import new_id, new_token
 from launchhelm._recorder import Recorder
 from launchhelm._run_control import Controls
 from launchhelm._run_describe import Describes
-from launchhelm._run_facts import first_line, look_for_manifest, opening, poll, say, start_facts
+from launchhelm._run_facts import first_line, look_for_manifest, opening, say, start_facts
 from launchhelm._run_inert import NoRecorder
 from launchhelm._run_metrics import INT64, Metrics, as_dict
 from launchhelm._run_open import Ask, Opened, open_run
@@ -180,6 +180,7 @@ class Run(Reads, Controls, Describes):
         self._lock = threading.RLock()
         self._next_step = past.next_step
         self._is_over = isinstance(recorder, NoRecorder)
+        self._is_ending = False
         self._faults = Faults(self._note_fault)
         self._faults.counts = recorder.faults  # The heartbeat shows them together.
         self._metrics = Metrics(self._warn_of_value)
@@ -266,7 +267,7 @@ class Run(Reads, Controls, Describes):
         recorder.start()
         recorder.append("ev", {"type": "start", **start_facts(opened, participant)})
         if is_coordinator:
-            recorder.every(LOCAL_POLL_S, functools.partial(poll, weakref.ref(run.desk)))
+            recorder.every(LOCAL_POLL_S, run.desk.poll)
         else:
             recorder.every(UNSEEN_MANIFEST_S, functools.partial(look_for_manifest, opened))
         _endings.at_end(run._ending)
@@ -399,28 +400,26 @@ class Run(Reads, Controls, Describes):
             reason: Why, for people.
         """
         with self._lock:
-            if self._is_over:
+            if self._is_ending or self._is_over:
                 return
-            self._is_over = True
-        _endings.forget(self._ending)
+            self._is_ending = True
         deadline = self._clock.monotonic() + min(max(timeout, 0.0), FINISH_BUDGET_S)
-        for callback in reversed(self._before_finish):
-            self._faults.guard("finish", callback)
-        for action in (self._capture.stop, self._reduce, self._report_left_out, self.desk.close):
-            self._faults.guard("finish", action)
         try:
-            left_s = max(0.0, deadline - self._clock.monotonic())
-            is_durable = self.recorder.close(state, reason, left_s, close_run=close_run)
-            if is_durable:
-                self.desk.sweep()
-            else:
-                self._faults.warn(
-                    "finish",
-                    f"Not everything reached {self.directory} in time: it accepts no writes "
-                    f"({self.recorder.last_error or 'it hangs'}).",
-                )
+            # These may still log.
+            for callback in reversed(self._before_finish):
+                self._faults.guard("finish", callback)
+            self._faults.guard("finish", self._capture.stop)
+            self._is_over = True
+            for action in (self._reduce, self._report_left_out, self.desk.close):
+                self._faults.guard("finish", action)
+            self._close(state, reason, close_run, deadline)
+            _endings.forget(self._ending)
         except Exception as error:  # Protects the end of a good training.
             self.fault("finish", error)
+        except BaseException:
+            # An interrupt: the exit hook, or whoever asks again, brings it to its end.
+            self._is_over = self._is_ending = False
+            raise
 
     def before_finish(self, callback: Callable[[], object]) -> None:
         """Call back once when `finish` begins, the latest first; its errors are only counted."""
@@ -447,7 +446,7 @@ class Run(Reads, Controls, Describes):
 
     @property
     def is_finished(self) -> bool:
-        """Whether `finish` was called, or this is a copy that records nothing."""
+        """Whether this handle records nothing any more: it ended, or it is a copy."""
         return self._is_over
 
     def notice(self, text: str, *, about: str = "control") -> None:
@@ -477,6 +476,17 @@ class Run(Reads, Controls, Describes):
             poll_s=NETWORK_POLL_S if inbox and is_network(self.directory) else LOCAL_POLL_S,
             report=self._faults.report,
             clock=clock,
+        )
+
+    def _close(self, state: str, reason: str, close_run: bool, deadline: float) -> None:
+        left_s = max(0.0, deadline - self._clock.monotonic())
+        if self.recorder.close(state, reason, left_s, close_run=close_run):
+            self.desk.sweep()
+            return
+        self._faults.warn(
+            "finish",
+            f"Not everything reached {self.directory} in time: it accepts no writes "
+            f"({self.recorder.last_error or 'it hangs'}).",
         )
 
     def _append(self, kind: str, body: Mapping[str, Any], *, step: int | None = None) -> None:

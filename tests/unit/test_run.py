@@ -774,6 +774,27 @@ def test_before_finish_is_called_once_and_may_fail(run: Run) -> None:
     assert run.recorder.faults["finish"] == 1
 
 
+def test_what_is_logged_before_finish_goes_on_is_kept(run: Run) -> None:
+    run.before_finish(lambda: run.log({"last": 1}))
+    run.finish()
+    assert series(run.directory, "last") == [(0, 1)]
+
+
+def test_a_finish_that_was_interrupted_can_be_finished(run: Run) -> None:
+    def interrupt() -> None:
+        run._before_finish.clear()
+        raise KeyboardInterrupt
+
+    run.log({"a": 1})
+    run.before_finish(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run.finish()
+    run.log({"a": 2})
+    run.finish()
+    assert series(run.directory, "a") == [(0, 1), (1, 2)]
+    assert len(closes(run.directory)) == 1
+
+
 def test_a_copy_of_a_run_reads_and_records_nothing(run: Run) -> None:
     run.log({"a": 1}, step=0)
     run.keep({"x": 1})
