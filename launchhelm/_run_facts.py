@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from launchhelm import _run_metadata as metadata
@@ -58,20 +60,20 @@ def start_facts(opened: Opened, participant: Participant) -> dict[str, Any]:
     return facts
 
 
-def look_for_manifest(opened: Opened) -> float | None:
-    """Write who the run is where this host cannot see it: the root is not shared, or slow to be."""
-    wait_s = 86_400.0
+def look_for_manifest(opened: Opened, notice: Callable[[str], object]) -> float:
+    """Where this host does not see the coordinator's files, write down which run these belong to.
+
+    Runs once on the recorder's thread, a while after the start, by listing.
+    """
     directory = opened.directory
-    if layout.MANIFEST in os.listdir(directory):
-        return wait_s
-    nodes = directory / layout.NODES
-    nodes.mkdir(exist_ok=True)
-    host = "".join(
-        letter if letter.isalnum() or letter in "-." else "_" for letter in metadata.host_name()
-    )
-    data = json.dumps(opened.manifest.wire(), ensure_ascii=False).encode()
-    write_durably(nodes / f"{host}-{new_token()}.json", data)
-    return wait_s
+    if layout.MANIFEST not in os.listdir(directory):
+        nodes = directory / layout.NODES
+        nodes.mkdir(exist_ok=True)
+        host = re.sub(r"[^A-Za-z0-9.-]", "_", metadata.host_name())
+        data = json.dumps(opened.manifest.wire(), ensure_ascii=False).encode()
+        write_durably(nodes / f"{host}-{new_token()}.json", data)
+        notice(f"{metadata.host_name()} does not see the coordinator's files in {directory}.")
+    return 86_400.0
 
 
 def first_line(run: Run) -> str:

@@ -269,7 +269,8 @@ class Run(Reads, Controls, Describes):
         if is_coordinator:
             recorder.every(LOCAL_POLL_S, run.desk.poll)
         else:
-            recorder.every(UNSEEN_MANIFEST_S, functools.partial(look_for_manifest, opened))
+            notice = functools.partial(run.notice, about="storage")
+            recorder.every(UNSEEN_MANIFEST_S, functools.partial(look_for_manifest, opened, notice))
         _endings.at_end(run._ending)
         return run
 

@@ -28,7 +28,7 @@ from launchhelm import CommandContext, LaunchHelmError, Run
 from launchhelm._run_open import refuse_the_other_distribution
 from launchhelm.errors import ConfigError
 from launchhelm.records import Participant
-from tests.support.journals import records, series
+from tests.support.journals import final_outcomes, records, series
 from tests.support.runs import running, send, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -681,6 +681,34 @@ def test_storage_that_accepts_nothing_delays_a_command_and_never_the_loop(
     assert called == [1]
 
 
+def test_the_lower_level_runs_commands_at_coordinates_of_the_wire(run: Run) -> None:
+    from launchhelm.commands import command_capability
+
+    def refuse_odd(payload: Any) -> None:
+        if payload["n"] % 2:
+            raise ValueError("n must be even")
+
+    def change(n: int) -> None: ...
+
+    seen: list[Any] = []
+    document = run.runtime.register(
+        command_capability(change, "after_step"),
+        lambda payload, context: seen.append((payload, context.coordinates)),
+        validate=refuse_odd,
+    )
+    assert document.kind == "capability"
+    odd = send(run.directory, "change", {"n": 1}, id="a")
+    even = send(run.directory, "change", {"n": 2}, id="b")
+    at = [{"axis": "step", "value": "7"}, {"axis": "epoch", "value": "1.5"}]
+    until(lambda: run.runtime.safe_point("after_step", coordinates=at))
+    assert seen == [({"n": 2}, ({"axis": "step", "value": "7"}, {"axis": "epoch", "value": "1.5"}))]
+    run.runtime.close()
+    outcomes = final_outcomes(run.directory)
+    assert outcomes[odd.id][0].message == "n must be even"
+    assert outcomes[even.id][0].applied_at == {"step": 7, "epoch": "1.5"}
+    assert closes(run.directory)[0]["close_run"] is False
+
+
 def test_a_capability_must_list_the_point_it_is_offered_at(run: Run) -> None:
     from launchhelm.commands import command_capability
 
@@ -869,11 +897,14 @@ def test_a_rank_that_cannot_see_the_run_writes_down_which_it_is(run: Run, tmp_pa
     from launchhelm._run_facts import look_for_manifest
     from launchhelm._run_open import Opened
 
-    look_for_manifest(Opened.invited(run.invitation()))
+    said: list[str] = []
+    look_for_manifest(Opened.invited(run.invitation()), said.append)
     assert not (run.directory / "nodes").exists()
+    assert said == []
     elsewhere = tmp_path / "not-shared" / run.run_id
     elsewhere.mkdir(parents=True)
     invitation = {**run.invitation(), "directory": str(elsewhere)}
-    look_for_manifest(Opened.invited(invitation))
+    look_for_manifest(Opened.invited(invitation), said.append)
+    assert len(said) == 1
     [path] = (elsewhere / "nodes").iterdir()
     assert json.loads(path.read_text("utf-8"))["run_id"] == run.run_id
