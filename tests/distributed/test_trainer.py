@@ -20,6 +20,7 @@ from tests.support.journals import final_outcomes, only_run, records, series, wa
 from tests.support.ranks import Ranks, run_ranks
 from tests.support.storm import storm
 
+CUDA = os.path.exists("/dev/nvidiactl")
 Tell = Callable[[str], None]
 
 
@@ -350,6 +351,32 @@ def test_one_rank_of_a_node_samples_the_host_at_its_own_step(tmp_path: Path) -> 
         for name in record.body
         if name.startswith("system/")
     ]
+
+
+def on_devices(rank: int, size: int, tell: Tell, root: str) -> int:
+    import torch
+    import torch.distributed as dist
+
+    import launchhelm.torch as lht
+
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    parameter = torch.nn.Parameter(torch.ones(2, device="cuda"))
+    tr = lht.init("devices", state_dir=root, control="required")
+    tr.watch(None, torch.optim.SGD([parameter], lr=torch.tensor(0.1, device="cuda")))  # type: ignore[arg-type]
+    for _ in range(20):
+        tr.step(loss=(parameter * 2).sum())
+    tr.finish()
+    dist.destroy_process_group()
+    return tr.control.world_size
+
+
+@pytest.mark.skipif(not CUDA, reason="NCCL needs an NVIDIA device; not covered here")
+def test_a_job_that_trains_with_nccl_is_controlled_by_gloo(tmp_path: Path) -> None:
+    ended = run_ranks(on_devices, 1, group=False, root=str(tmp_path))
+    assert ended[0].value == 1
+    run = only_run(tmp_path)
+    assert [value for _, value in series(run, "train/loss")] == [4.0] * 20
 
 
 ELASTIC = """
