@@ -9,7 +9,10 @@ import pytest
 from launchhelm.torch import _exchange
 from launchhelm.torch._errors import DivergedStateError
 from launchhelm.torch._exchange import Exchange, Pace
-from launchhelm.torch._protocol import Kind, Packet, Row, Status, judge_results, judge_votes
+from launchhelm.torch._protocol import (
+    Applied, Cause, Checked, Go, Kind, Lost, Machine, Off, Packet, Raise, Restore, Row, Settle,
+    Settled, Status, judge_results, judge_votes,
+)  # fmt: skip
 from tests.support.scripted import ScriptedDesk, ScriptedPlant, Shown, command
 
 
@@ -181,3 +184,62 @@ def test_the_odd_rank_is_the_one_that_failed() -> None:
     assert verdict.state == "outcome_unknown"
     assert verdict.failures == ((0, "ReadBack: holds [2], unlike the other ranks"),)
     assert verdict.applied_on == 3
+
+
+GONE = Lost(Cause("dead", (0,), "the process of rank 0 is gone"))
+
+
+def peer_that_accepted() -> Machine:
+    """Bring a peer to the wait for the votes, its own being an acceptance."""
+    machine = Machine(rank=1, size=2)
+    machine.begin(2, 2)
+    machine.feed(Packet(0, Kind.COMMAND, 3, command=1, size=9))
+    machine.feed(None)
+    machine.feed(Checked(""))
+    return machine
+
+
+def test_a_peer_is_in_doubt_from_its_accepting_vote_on() -> None:
+    machine = peer_that_accepted()
+    assert machine.feed(GONE) == Off(GONE.cause, in_doubt=True)
+    assert isinstance(machine.feed(None), Settle)
+    assert isinstance(machine.feed(Settled(never=False)), Raise)
+
+
+def test_the_coordinators_word_that_nothing_was_announced_ends_the_doubt() -> None:
+    machine = peer_that_accepted()
+    machine.feed(GONE)
+    machine.feed(None)
+    assert machine.feed(Settled(never=True)) == Go()
+    assert machine.divergence is None
+
+
+def test_a_peer_that_applied_takes_it_back_when_the_results_are_lost() -> None:
+    machine = peer_that_accepted()
+    machine.feed((Row(Status.OK, 2, 2), Row(Status.OK, 2, 2)))
+    machine.begin(3, 3)
+    machine.feed(Packet(1, Kind.APPLY, 9, command=1, apply_call=4))
+    machine.begin(4, 4)
+    machine.feed(Applied(Status.OK, changed=True))
+    assert machine.feed(GONE) == Off(GONE.cause, in_doubt=True)
+    assert machine.feed(None) == Restore()
+    assert machine.feed("") == Settle(1, applied=True, wait=False)
+    assert isinstance(machine.feed(Settled(never=True)), Raise)
+
+
+def test_a_peer_that_refused_is_not_in_doubt() -> None:
+    machine = Machine(rank=1, size=2)
+    machine.begin(2, 2)
+    machine.feed(Packet(0, Kind.COMMAND, 3, command=1, size=9))
+    machine.feed(None)
+    machine.feed(Checked("out of range"))
+    assert machine.feed(GONE) == Off(GONE.cause, in_doubt=False)
+    assert machine.feed(None) == Go()
+
+
+def test_another_serial_number_ends_control_without_a_guess() -> None:
+    machine = Machine(rank=1, size=2)
+    machine.begin(2, 2)
+    action = machine.feed(Packet(5, Kind.IDLE, 3))
+    assert isinstance(action, Off)
+    assert action.cause.kind == "serial"

@@ -63,6 +63,7 @@ class Rank:
     calls: int = 0
     values: tuple[tuple[int, int], ...] = ()
     applied: frozenset[int] = frozenset()
+    refused: frozenset[int] = frozenset()
     warned: int = 0
     raised_at: int = 0
 
@@ -308,7 +309,9 @@ def _perform(world: World, state: State, index: int, action: Action) -> Iterator
     elif isinstance(action, Check):
         yield from answered(state, Checked(""))
         if state.refusals < world.refusals:
-            yield from answered(replace(state, refusals=state.refusals + 1), Checked("no"))
+            no = replace(rank, refused=rank.refused | {machine.command})
+            refused = _with(state, index, no, refusals=state.refusals + 1)
+            yield from answered(refused, Checked("no"))
     elif isinstance(action, Look):
         yield from _look(world, state, action, answered)
     elif isinstance(action, Record):
@@ -386,8 +389,14 @@ def _check_end(world: World, state: State) -> None:
         appliers = [index for index, rank in enumerate(state.ranks) if number in rank.applied]
         if outcome in ("rejected", "expired"):
             assert not appliers, f"refused, yet applied: {state}"
+        if any(number in rank.refused for rank in state.ranks):
+            assert outcome == "rejected", f"one rank refused it: {state}"
         if outcome == "applied":
             assert len(appliers) == world.size, f"applied, but not everywhere: {state}"
+
+    for rank in state.ranks:
+        if rank.state == "raised" and world.commands == 1 and not state.stuck:
+            assert rank.value == rank.before, f"raised, and not taken back: {state}"
 
     told = "outcome_unknown" in outcomes.values() or any(rank.warned for rank in state.ranks)
     assert told or not state.split, f"silent disagreement: {state}"
@@ -432,16 +441,28 @@ def _free(world: World, state: State) -> bool:
 
 WORLDS = {
     "one rank": World(1, commands=2, refusals=1, failures=1, stuck=1, late=2),
-    "two ranks, nothing fails": World(2, commands=2, calls=12, late=2, refusals=1),
+    "two ranks, nothing breaks": World(2, commands=2, calls=8, late=1, refusals=1),
     "two ranks, an apply fails": World(2, failures=2, stuck=1),
-    "two ranks, the user goes on": World(2, calls=12, commands=2, failures=1, proceed=True),
-    "two ranks, one leaves": World(2, commands=2, leaves=1, late=1, refusals=1),
-    "two ranks, one is killed": World(2, kills=1, failures=1, refusals=1),
-    "two ranks, the link breaks": World(2, breaks=1, late=1, failures=1, refusals=1),
-    "two ranks, every second call": World(2, calls=10, every=2, leaves=1),
-    "two ranks, wide pace": World(2, calls=9, interval=2, breaks=1, leaves=1),
-    "three ranks, one fails": World(3, calls=6, failures=1, stuck=1),
-    "three ranks, the link breaks": World(3, calls=6, breaks=1),
+    "two ranks, the user goes on": World(2, calls=9, commands=2, failures=1, proceed=True),
+    "two ranks, one leaves": World(2, calls=6, leaves=1, late=1, refusals=1),
+    "two ranks, one is killed": World(2, calls=5, kills=1, failures=1, refusals=1),
+    "two ranks, the link breaks": World(2, calls=5, breaks=1, late=1, impatient=True),
+    "two ranks, every second call": World(2, calls=8, every=2, leaves=1),
+    "two ranks, a wide pace": World(2, calls=7, interval=2, leaves=1),
+    "three ranks, one fails": World(3, calls=4, failures=1, stuck=1),
+    "three ranks, one leaves": World(3, calls=3, leaves=1),
+}
+
+LARGE_WORLDS = {
+    "two ranks, all goes wrong": World(
+        2, calls=6, commands=2, kills=1, breaks=1, leaves=1, late=1, failures=1, refusals=1
+    ),
+    "two ranks, the user goes on and on": World(
+        2, calls=8, commands=2, failures=2, stuck=1, breaks=1, proceed=True, impatient=True
+    ),
+    "three ranks, the link breaks": World(3, calls=4, breaks=1, failures=1),
+    "three ranks, one is killed": World(3, calls=4, kills=1, impatient=True),
+    "three ranks, one leaves late": World(3, calls=5, leaves=1),
 }
 
 
