@@ -422,6 +422,8 @@ class Exchange:
             overdue = self._now() - task.recorded_at > RECORD_LIMIT_S
         elif self._desk is not None:
             size = self._take()
+        if self._links is None or not self._machine.on:
+            return Looked(size, durable, overdue, 1, 1)  # Every call is due; there is no pace.
         interval = self._pace.next_interval() if not self._machine.every else 0
         return Looked(size, durable, overdue, interval, self._pace.soon())
 

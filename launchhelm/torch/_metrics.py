@@ -17,6 +17,7 @@ from launchhelm.records import MetricValue
 from launchhelm.values import Lazy
 
 _WIDE = (torch.float32, torch.float64)
+_PLAIN = frozenset((float, int, type(None)))
 
 
 class DeviceValue(Lazy):
@@ -48,6 +49,8 @@ def taken(value: Any) -> Any:
 
     A tensor of several elements becomes its mean. No reference to the tensor or its graph is kept.
     """
+    if type(value) is torch.Tensor and value.is_cpu and value.numel() == 1:
+        return value.item()
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach()
@@ -67,6 +70,7 @@ class Series:
         self._optimizer: Any = None
         self._scaler: Any = None
         self._logged: dict[str, list[Any]] = {"lr": [], "weight_decay": []}
+        self._names: dict[str, list[str]] = {"lr": [], "weight_decay": []}
         self._has_cuda = torch.cuda.is_available()
         self._window_from: float | None = None
         self._window_calls = 0
@@ -121,18 +125,19 @@ class Series:
 
     def _rates(self, field: str, body: dict[str, Any], due: bool) -> None:
         """Log one list when it is due or has changed; a tensor's version tells of a change."""
-        groups = self._optimizer.param_groups
-        marks = [
-            value._version if isinstance(value := group.get(field), torch.Tensor) else value
-            for group in groups
-        ]
+        values = [group.get(field) for group in self._optimizer.param_groups]
+        marks = values
+        if not _PLAIN.issuperset(map(type, values)):
+            marks = [each._version if isinstance(each, torch.Tensor) else each for each in values]
         if not due and marks == self._logged[field]:
             return
         self._logged[field] = marks
-        for index, group in enumerate(groups):
-            value = group.get(field)
+        names = self._names[field]
+        while len(names) < len(values):
+            names.append(f"optim/{field}/group{len(names)}")
+        for name, value in zip(names, values, strict=False):
             if value is not None:
-                body[f"optim/{field}/group{index}"] = taken(value)
+                body[name] = value if type(value) is float else taken(value)
 
     def _pace(
         self,
