@@ -23,6 +23,7 @@ from launchhelm.store.journal import (
     record_of,
 )
 from launchhelm.store.layout import DATA, SegmentName
+from launchhelm.store.reader import has_vanished
 from launchhelm.store.sealed import sealed_glance
 from launchhelm.views.liveness import (
     BEAT_S,
@@ -131,7 +132,9 @@ class Watch:
                     if not self._knows_enough():
                         self._look_at(directory, earlier, files, whole=True)
             except (OSError, StorageError) as error:
-                if not isinstance(error, FileNotFoundError):
+                if isinstance(error, StorageError):
+                    self.problem = error.message
+                elif not has_vanished(error):
                     self.problem = f"{self.writer} cannot be read: {error}"
         before_s = age_by_files(observer.clock, self.last_at, self._modified_at)
         token = (self._newest_seq, self._number, self._size)

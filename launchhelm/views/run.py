@@ -351,7 +351,7 @@ class RunView:
     def problems(self) -> list[str]:
         """What cannot be read now, one sentence each."""
         watched = [watch.problem for watch in self._watches.values() if watch.problem]
-        said = [*self._problems.values(), *self._reader.problems, *watched]
+        said = [*self._problems.values(), *self._reader.problems, *watched, *self._series.problems]
         for writer, number in self._reader.holes.items():
             said.append(
                 f"{writer}: record {number} is not here although later ones are; "

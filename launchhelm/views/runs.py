@@ -14,7 +14,8 @@ from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import Conflict, NotFound, StorageError
 from launchhelm.store import layout
 from launchhelm.store.manifest import Manifest, load_manifest
-from launchhelm.store.reader import Listing, list_segments
+from launchhelm.store.reader import Listing, Reader, list_segments
+from launchhelm.views.fold import Fold
 from launchhelm.views.liveness import Age, Observer, age_by_files
 from launchhelm.views.participants import Watch, newest_attempt, table
 from launchhelm.views.state import RunState, run_state
@@ -255,7 +256,21 @@ def find_run(root: Path | Sequence[Path], selector: str) -> Path:
             return fits[0][0]
         if fits:
             raise _conflict(selector, fits)
+    renamed = [item for item in manifests if _described_name(item[0]) == selector]
+    if len(renamed) == 1:
+        return renamed[0][0]
+    if renamed:
+        raise _conflict(selector, renamed)
     raise _not_found(f"There is no run {selector!r}", roots, [run for _, run in manifests])
+
+
+def _described_name(directory: Path) -> str | None:
+    """Return the title that a run was given later; costs more than its manifest."""
+    fold = Fold(directory)
+    for record in Reader(directory, kinds={"desc"}, ranks={0}).poll():
+        fold.take(record)
+    name = fold.described.values.get("name")
+    return name if isinstance(name, str) else None
 
 
 def _as_path(selector: str) -> Path | None:

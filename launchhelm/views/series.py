@@ -55,10 +55,16 @@ class Series:
 
     def __init__(self, run_directory: Path) -> None:
         self._data = run_directory / DATA
+        self._problems: dict[str, str] = {}
         self._steps: dict[str, tuple[int, int] | None] = {}
         self._kinds: dict[str, dict[str, str]] = {}
         self._indexes: dict[str, StepIndex] = {}
         self._name_indexes: dict[str, NameIndex] = {}
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read when it was last asked for, one sentence each."""
+        return list(self._problems.values())
 
     # --- questions ----------------------------------------------------------------------------
 
@@ -134,20 +140,27 @@ class Series:
 
     def _read(self, name: SegmentName, read: Callable[[SegmentName], _T]) -> _T | None:
         """Read one segment in the form that it has now; None when it cannot be read."""
+        said = "it vanishes again and again"
         for _ in range(_LISTINGS):
             try:
-                return read(name)
-            except StorageError:
+                found = read(name)
+            except StorageError as error:
                 # A copy that was cut short; its journal may have come along.
-                wanted = False
+                said = error.message
+                form = False if name.sealed else None
             except OSError as error:
-                if not has_vanished(error):
-                    return None
-                wanted = True
+                said = f"{name} cannot be read: {error.strerror}"
+                form = has_vanished(error) or None
+            else:
+                self._problems.pop(str(name), None)
+                return found
             forms = self._list().get(name.writer, {}).get(name.number, set())
-            if wanted not in forms or (not wanted and not name.sealed):
-                return None
-            name = SegmentName(name.writer, name.number, wanted)
+            if form and form not in forms:
+                form = False
+            if form not in forms:
+                break
+            name = SegmentName(name.writer, name.number, bool(form))
+        self._problems[str(name)] = said
         return None
 
     # --- all points of a segment --------------------------------------------------------------

@@ -191,6 +191,15 @@ def test_a_renamed_directory_is_found_under_its_own_id(
     assert views.open_run(moved).run_id == three[0].run_id
 
 
+def test_a_run_is_found_by_the_title_that_it_was_given_later(
+    tmp_path: Path, three: list[RunBuilder]
+) -> None:
+    writer = three[1].writer()
+    writer.record("desc", {"name": "the good one"})
+    writer.flush()
+    assert views.find_run(tmp_path, "the good one") == three[1].directory
+
+
 def test_a_title_wins_over_the_beginning_of_an_id(tmp_path: Path, three: list[RunBuilder]) -> None:
     titled = RunBuilder(tmp_path, name="019", run_id="0f000000-0000-7000-8000-000000000009")
     assert views.find_run(tmp_path, "019") == titled.directory

@@ -324,6 +324,26 @@ def test_points_can_be_read_to_the_end_although_their_journal_is_sealed_meanwhil
     assert [first.step, *(point.step for point in points)] == list(range(20))
 
 
+def test_a_segment_that_cannot_be_read_is_said_and_the_others_are_shown(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path, world_size=2)
+    first, second = run.writer(0), run.writer(1)
+    log(first, range(10), sealed=True)
+    log(second, range(10), sealed=True)
+    log(second, range(10, 15))
+    broken = sorted(second.data.glob("r00001*.db"))[0]
+    whole = broken.read_bytes()
+    broken.chmod(0o640)
+    broken.write_bytes(whole[:5000])
+    view = views.open_run(run.directory)
+    assert steps(view.history("loss", rank=1)) == list(range(10, 15))
+    assert len(view.history("loss")) == 15
+    assert any(broken.name in problem for problem in view.problems)
+    broken.write_bytes(whole)
+    assert len(view.history("loss")) == 25
+    view.refresh()
+    assert view.problems == []
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_history_is_what_a_plain_sort_of_all_visible_points_gives(
