@@ -6,6 +6,7 @@ size of the file, so that 512 of them are a matter of milliseconds.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -23,7 +24,7 @@ from launchhelm.store.journal import (
     record_of,
 )
 from launchhelm.store.layout import DATA, SegmentName
-from launchhelm.store.reader import has_vanished
+from launchhelm.store.reader import has_vanished, list_segments
 from launchhelm.store.sealed import sealed_glance
 from launchhelm.views.liveness import (
     BEAT_S,
@@ -37,6 +38,8 @@ from launchhelm.views.liveness import (
 
 SEARCH_BYTES: Final = 8 << 20
 """How far back from the end of a journal a heartbeat is searched for."""
+
+_LISTINGS: Final = 4
 
 _OVERLAP_BYTES: Final = 8 << 10
 """A line that was cut at the last look begins before its end."""
@@ -121,24 +124,35 @@ class Watch:
 
     def look(self, directory: Path, files: Mapping[int, set[bool]], observer: Observer) -> None:
         """Take in what is new. Never raises for what it finds; see `problem`."""
-        number = max(files)
         self.problem = ""
-        is_new = number != self._number
-        if self.close is None or is_new:
+        for _ in range(_LISTINGS):
             try:
-                self._look_at(directory, number, files)
-                # In a segment that was just begun the last heartbeat is in the one before.
-                for earlier in sorted(files, reverse=True)[1:3] if is_new else ():
-                    if not self._knows_enough():
-                        self._look_at(directory, earlier, files, whole=True)
-            except (OSError, StorageError) as error:
-                if isinstance(error, StorageError):
-                    self.problem = error.message
-                elif not has_vanished(error):
-                    self.problem = f"{self.writer} cannot be read: {error}"
+                self._look_into(directory, files)
+                break
+            except StorageError as error:
+                self.problem = error.message
+                break
+            except OSError as error:
+                if not has_vanished(error):
+                    self.problem = f"{self.writer} cannot be read: {error.strerror}"
+                    break
+                # It was sealed just now; the same segment has another name.
+                with contextlib.suppress(OSError):
+                    files = list_segments(directory).get(self.writer, files)
         before_s = age_by_files(observer.clock, self.last_at, self._modified_at)
         token = (self._newest_seq, self._number, self._size)
         self.age = observer.observe(self.writer, token, before_s=before_s)
+
+    def _look_into(self, directory: Path, files: Mapping[int, set[bool]]) -> None:
+        number = max(files)
+        is_new = number != self._number
+        if self.close is not None and not is_new:
+            return
+        self._look_at(directory, number, files)
+        # In a segment that was just begun the last heartbeat is in the one before.
+        for earlier in sorted(files, reverse=True)[1:3] if is_new else ():
+            if not self._knows_enough():
+                self._look_at(directory, earlier, files, whole=True)
 
     def _look_at(
         self, directory: Path, number: int, files: Mapping[int, set[bool]], *, whole: bool = False

@@ -11,6 +11,7 @@ import pytest
 
 from launchhelm import views
 from launchhelm.views.liveness import Observer, age_by_files, process_is_gone
+from launchhelm.views.participants import Watch
 from tests.support.reading import EPOCH, FakeClock, RunBuilder, WriterBuilder, age_files
 
 
@@ -466,6 +467,19 @@ def test_the_last_heartbeat_is_found_before_a_new_segment_and_behind_many_metric
     assert [row.counter for row in rows] == [1, 1]
     assert [row.phase for row in rows] == ["training", "training"]
     assert [row.step for row in rows] == [8, 2999]
+
+
+def test_a_journal_that_is_sealed_between_listing_and_look_is_found_again(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    run = RunBuilder(tmp_path)
+    (writer,) = started(run, 1)
+    files = {1: {False}}
+    writer.seal()
+    watch = Watch(writer.writer)
+    watch.look(run.directory, files, Observer(clock))
+    assert watch.problem == ""
+    assert watch.step == 10
 
 
 def test_faults_and_losses_are_added_up(tmp_path: Path, clock: FakeClock) -> None:
