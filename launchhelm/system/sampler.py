@@ -1,7 +1,7 @@
 """The thread that samples a host while a run is open, and is silent about its own failures.
 
-One daemon thread per `start`. It calls `run.log`, which only appends to the run's buffer, and ends
-when `stop` is called or the run is finished.
+One daemon thread per `start`. It only appends to the run's buffer, and ends when `stop` is called
+or the run is finished.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _Sampler:
         self._thread = threading.Thread(target=self._work, name="launchhelm-system", daemon=True)
 
     def begin(self, status: str) -> None:
-        self._guard(lambda: self._run.log({"system/collector": status}, step=self._step()))
+        self._guard(lambda: self._write({"system/collector": status}))
         if self._host is not None:
             host = self._host
             self._guard(lambda: host.read(time.monotonic()))  # Rates need a reading before.
@@ -124,7 +124,15 @@ class _Sampler:
             values.update(self._gpus.read())
         # A sample that was under way when `stop` came is not worth a late record.
         if values and not self._stopped.is_set():
+            self._write(values)
+
+    def _write(self, values: dict[str, Any]) -> None:
+        # A Run keeps samples of the host apart from the script's own metrics and step counter.
+        recorder = getattr(self._run, "recorder", None)
+        if recorder is None:
             self._run.log(values, step=self._step())
+        else:
+            recorder.append("sys", values, step=self._step())
 
     def _guard(self, action: Callable[[], Any]) -> None:
         """Protect this thread, and the training script in `begin`: a sample lost is only that."""
