@@ -88,11 +88,12 @@ def many_ranks(root: Path, ranks: int, *, steps: int) -> list[JournalWriter]:
     for writer in writers:
         writer.append("ev", {"type": "start", "world_size": ranks})
         for number in range(40):
-            beat(writer, number, number * 75)
+            beat(writer, number, steps * number // 40)
         writer.flush()
     log_points(writers[0], 0, steps, metrics=10)
-    beat(writers[0], 41, steps)
-    writers[0].flush()
+    for writer in writers:
+        beat(writer, 40, steps)
+        writer.flush()
     return writers
 
 

@@ -68,7 +68,8 @@ def processes(root: Path, scale: float) -> list[Row]:
     """`show` of 512 ranks with live heartbeats."""
     ranks = max(2, int(512 * scale))
     root.mkdir()
-    writers = generate.many_ranks(root, ranks, steps=int(15_000 * scale))
+    steps = int(15_000 * scale)
+    writers = generate.many_ranks(root, ranks, steps=steps)
     directory = next(root.iterdir())
     cold = min(fresh(SHOW, str(directory)) for _ in range(3))
     view = views.open_run(directory)
@@ -76,7 +77,7 @@ def processes(root: Path, scale: float) -> list[Row]:
     moved = []
     for number in range(42, 45):
         for writer in writers:
-            generate.beat(writer, number, number * 75)
+            generate.beat(writer, number, steps + number)
             writer.flush()
         moved.append(timed(view.refresh, repeat=1))
     return [
