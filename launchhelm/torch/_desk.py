@@ -1,4 +1,4 @@
-"""The coordinator's side of live control: its desk of commands, and the board that shows values."""
+"""The coordinator's side of live control: its desk of commands, and the panel that shows values."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TrainingDesk:
             self.landed.append(command)
 
 
-class Board:
+class Panel:
     """Records what the controls hold and how the exchange is paced, when either has changed."""
 
     def __init__(self, run: Run, plant: Plant, status: ControlStatus) -> None:

@@ -27,7 +27,7 @@ from launchhelm.torch._controls import (
     TunableControl,
     TunableValue,
 )
-from launchhelm.torch._desk import Board, TrainingDesk
+from launchhelm.torch._desk import Panel, TrainingDesk
 from launchhelm.torch._errors import DivergedStateError
 from launchhelm.torch._exchange import ControlStatus, Exchange
 from launchhelm.torch._metrics import Series, as_float64, clip, taken
@@ -101,7 +101,7 @@ class Trainer:
                 on_partial_failure=on_partial_failure,
             )
             status = self._exchange.status
-        self._board = Board(run, self._plant, status) if control.is_coordinator else None
+        self._panel = Panel(run, self._plant, status) if control.is_coordinator else None
         self._failure: DivergedStateError | None = None
         self._reason = "the process ended without finish()"
         self._has_stepped = False
@@ -240,14 +240,14 @@ class Trainer:
                 self._failure = error
                 self._note_values()
                 raise
-        if self._board is not None:
-            self._look(self._board, number, now)
+        if self._panel is not None:
+            self._look(self._panel, number, now)
 
-    def _look(self, board: Board, number: int, now: float) -> None:
+    def _look(self, panel: Panel, number: int, now: float) -> None:
         try:
             if self._desk is not None and self._desk.landed:
-                board.note(number)
-            board.look(number, now)
+                panel.note(number)
+            panel.look(number, now)
         except Exception as error:
             self._fault("control values", error)
 
@@ -438,9 +438,9 @@ class Trainer:
             self.capabilities[control.name] = self._desk.register(control)
 
     def _note_values(self) -> None:
-        if self._board is not None:
+        if self._panel is not None:
             try:
-                self._board.note(self._step)
+                self._panel.note(self._step)
             except Exception as error:
                 self._fault("control values", error)
 
@@ -482,6 +482,6 @@ def _inert(kind: type[Trainer], control: RankFacts, log_ranks: str, step: int, r
     copy.capabilities = {}
     copy._step = step
     copy._grad_clip = None
-    copy._optimizer = copy._model = copy._series = copy._board = None
+    copy._optimizer = copy._model = copy._series = copy._panel = None
     copy._has_ended = True
     return copy
