@@ -1,13 +1,13 @@
 """Record a PyTorch training job, and change it live on every rank at one step.
 
-    import launchhelm.torch as lht
+import launchhelm.torch as lht
 
-    tr = lht.init("my-project")
-    tr.watch(model, optimizer, scheduler)
-    for batch in loader:
-        ...
-        tr.step(loss=loss)
-    tr.finish()
+tr = lht.init("my-project")
+tr.watch(model, optimizer, scheduler)
+for batch in loader:
+    ...
+    tr.step(loss=loss)
+tr.finish()
 """
 
 from launchhelm import _optional
