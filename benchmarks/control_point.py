@@ -5,8 +5,9 @@
 Both schemes run on the same gloo ranks, in turns of 200 steps, so that a noisy machine hurts both.
 A step is a sleep of --step-ms and one small all-reduce, as the gradients of DDP have it, neither
 of them counted; --free leaves the all-reduce out, and the control point then pays for how far the
-ranks have drifted apart since the last exchange. "Blocking" is the hosted scheme: two pickled broadcasts (size, then
-bytes) at every step. The last line is of one call alone where nothing is due.
+ranks have drifted apart since the last exchange. "Blocking" is the hosted scheme: two pickled
+broadcasts (size, then bytes) at every step. The last line is of one call alone where nothing is
+due.
 """
 
 from __future__ import annotations

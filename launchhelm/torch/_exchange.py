@@ -23,12 +23,38 @@ from typing import Any, Final, Literal, Protocol
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.records import Command, Outcome
-from launchhelm.torch._collective import PACKET_INTEGERS, Links, LinkLost
+from launchhelm.torch._collective import PACKET_INTEGERS, LinkLost, Links
 from launchhelm.torch._errors import DivergedStateError
 from launchhelm.torch._protocol import (
-    NEVER, Action, Applied, Apply, Await, Cause, Check, Checked, Conclude, Gather, Go, Kind, Look,
-    Looked, Lost, Machine, Off, Packet, Raise, Record, Restore, Result, Row, Settle, Settled, Share,
-    Status, Verdict, Warn,
+    NEVER,
+    Action,
+    Applied,
+    Apply,
+    Await,
+    Cause,
+    Check,
+    Checked,
+    Conclude,
+    Gather,
+    Go,
+    Kind,
+    Look,
+    Looked,
+    Lost,
+    Machine,
+    Off,
+    Packet,
+    Raise,
+    Record,
+    Restore,
+    Result,
+    Row,
+    Settle,
+    Settled,
+    Share,
+    Status,
+    Verdict,
+    Warn,
 )  # fmt: skip
 
 MAX_BODY_BYTES: Final = 64 << 10
@@ -488,11 +514,11 @@ class Exchange:
         if self._links is not None:
             self._links.break_off(action.cause)
         self.status.on, self.status.why = False, action.cause.text
-        if not action.in_doubt:
-            self._tell(
-                f"Control is off from step {self._step} on: {action.cause.text}. "
-                "Training goes on; commands are refused."
-            )
+        after = "A command was under way" if action.in_doubt else "Training goes on"
+        self._tell(
+            f"Control is off from step {self._step} on: {action.cause.text}. {after}; "
+            "later commands are refused."
+        )
         return None
 
     def _settle(self, action: Settle) -> Settled:

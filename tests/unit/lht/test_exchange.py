@@ -10,8 +10,23 @@ from launchhelm.torch import _exchange
 from launchhelm.torch._errors import DivergedStateError
 from launchhelm.torch._exchange import Exchange, Pace
 from launchhelm.torch._protocol import (
-    Applied, Cause, Checked, Go, Kind, Lost, Machine, Off, Packet, Raise, Restore, Row, Settle,
-    Settled, Status, judge_results, judge_votes,
+    Applied,
+    Cause,
+    Checked,
+    Go,
+    Kind,
+    Lost,
+    Machine,
+    Off,
+    Packet,
+    Raise,
+    Restore,
+    Row,
+    Settle,
+    Settled,
+    Status,
+    judge_results,
+    judge_votes,
 )  # fmt: skip
 from tests.support.scripted import ScriptedDesk, ScriptedPlant, Shown, command
 

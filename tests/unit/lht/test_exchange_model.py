@@ -16,8 +16,32 @@ from dataclasses import dataclass, fields, replace
 import pytest
 
 from launchhelm.torch._protocol import (
-    Action, Applied, Apply, Await, Cause, Check, Checked, Conclude, Gather, Go, Kind, Look, Looked,
-    Lost, Machine, Off, Packet, Raise, Record, Restore, Result, Row, Settle, Settled, Share, Status, Warn,
+    Action,
+    Applied,
+    Apply,
+    Await,
+    Cause,
+    Check,
+    Checked,
+    Conclude,
+    Gather,
+    Go,
+    Kind,
+    Look,
+    Looked,
+    Lost,
+    Machine,
+    Off,
+    Packet,
+    Raise,
+    Record,
+    Restore,
+    Result,
+    Settle,
+    Settled,
+    Share,
+    Status,
+    Warn,
 )  # fmt: skip
 
 _FIELDS = tuple(field.name for field in fields(Machine))
