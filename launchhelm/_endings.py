@@ -40,7 +40,11 @@ def on_signals(
     """Call `ending` on a termination signal, then do what the signal did before.
 
     Call it on the main thread. Returns a function that puts the earlier handlers back.
+
+    Raises:
+        ValueError: Called on another thread.
     """
+    require_main_thread()
     before: dict[int, Any] = {}  # Any: what signal.signal returned.
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -61,6 +65,15 @@ def on_signals(
                 signal.signal(number, previous)
 
     return restore
+
+
+def require_main_thread() -> None:
+    """Raise ValueError on any other thread."""
+    if threading.current_thread() is not threading.main_thread():
+        raise ValueError(
+            "handle_signals needs the main thread: Python takes signal handlers nowhere else. "
+            "Call init there, or leave handle_signals out."
+        )
 
 
 def describe(error: BaseException) -> tuple[str, str]:

@@ -34,6 +34,8 @@ __all__ = ["Progress", "Recorder", "Ticket"]
 
 LOCAL_FLUSH_S: Final = 0.25
 NETWORK_FLUSH_S: Final = 1.0
+FIRST_BEAT_S: Final = 1.0
+"""The first beats come sooner, at twice the distance each, so that a start can be watched."""
 
 _BACKLOG_RECORDS: Final = 2000
 _FAULT_REST_S: Final = 0.1
@@ -125,6 +127,7 @@ class Recorder:
         self._flush_due: float | None = None
         self._beats = itertools.count(1)
         self._beat_due = 0.0
+        self._beat_pause_s = min(FIRST_BEAT_S, heartbeat_s)
         self._callbacks: list[_Callback] = []
 
     @property
@@ -156,7 +159,7 @@ class Recorder:
                 f"{self.run_directory} cannot be written: {error.strerror or error}.",
                 remedy="Make room or permissions there, or set LAUNCHHELM_DIR elsewhere.",
             ) from error
-        self._beat_due = self._monotonic() + self._heartbeat_s
+        self._beat_due = self._monotonic() + self._beat_pause_s
         self._accepting = True
         self._thread = threading.Thread(target=self._loop, name="launchhelm-recorder", daemon=True)
         self._thread.start()
@@ -342,7 +345,8 @@ class Recorder:
 
     def _beat(self, now: float) -> None:
         # A beat that comes late is not made up for, and one that cannot be written is left out.
-        self._beat_due = max(self._beat_due + self._heartbeat_s, now)
+        self._beat_pause_s = min(2 * self._beat_pause_s, self._heartbeat_s)
+        self._beat_due = max(self._beat_due + self._beat_pause_s, now)
         progress = self.progress
         body: dict[str, Any] = {
             "n": next(self._beats),

@@ -19,7 +19,7 @@ from launchhelm.values import check_axis, tagged
 if TYPE_CHECKING:
     from launchhelm._recorder import Recorder
     from launchhelm._run_inert import NoRecorder
-    from launchhelm.views import Point, RunSummary, RunView
+    from launchhelm.views import Point, RunState, RunSummary, RunView
 
 FLUSH_WAIT_S: Final = 2.0
 """Reads wait this long for the own buffer; then they show what is on disk."""
@@ -142,7 +142,7 @@ class Reads:
         extra = view.manifest.extra
         return {
             "name": view.name,
-            "state": _open_or_closed(view.state.word),
+            "state": _open_or_closed(view.state),
             "group": view.group,
             "notes": view.notes,
             "tags": list(view.tags),
@@ -160,7 +160,7 @@ class Reads:
     def statuses(self) -> list[tuple[str, str]]:
         """Return (title, `open` or `closed`) of the runs that `runs` names."""
         return sorted(
-            (summary.name, _open_or_closed(summary.state.word)) for summary in self._siblings()
+            (summary.name, _open_or_closed(summary.state)) for summary in self._siblings()
         )
 
     def _siblings(self) -> Iterator[RunSummary]:
@@ -230,5 +230,5 @@ def _joined(columns: dict[str, list[dict[str, Any]]], axis: str) -> list[dict[st
     return [rows[position] for position in sorted(rows)]
 
 
-def _open_or_closed(word: str) -> str:
-    return "closed" if word == "finished" else "open"
+def _open_or_closed(state: RunState) -> str:
+    return "closed" if state.is_closed else "open"

@@ -46,6 +46,7 @@ from launchhelm.values import axes_text, check_step
 from launchhelm.values.coordinates import MAX_STEP
 
 FINISH_BUDGET_S: Final = 10.0
+SIGNAL_BUDGET_S: Final = 2.0
 LOCAL_POLL_S: Final = 0.5
 NETWORK_POLL_S: Final = 1.0
 UNSEEN_MANIFEST_S: Final = 60.0
@@ -71,6 +72,7 @@ def init(
     participant_name: str = "",
     participant_role: str = "logger",
     participant_labels: Mapping[str, str] | None = None,
+    handle_signals: bool = False,
 ) -> Run:
     """Start recording a run of one process, offline.
 
@@ -90,6 +92,8 @@ def init(
         client, media_spool_bytes, organization, project_id: Accepted as the hosted SDK has them;
             hints for a later sync.
         participant_name, participant_role, participant_labels: How this process is called.
+        handle_signals: On SIGTERM, write everything and the end `terminated` within 2 s, then let
+            the signal do what it did before. For the main thread only.
 
     Raises:
         TypeError, ValueError: A wrong argument.
@@ -97,6 +101,8 @@ def init(
         NotFound, Conflict: There is no one run to resume, or it is closed.
     """
     del client, media_spool_bytes
+    if handle_signals:
+        _endings.require_main_thread()
     ask = Ask.of(
         project,
         name=name,
@@ -127,7 +133,10 @@ def init(
             for key, value in (participant_labels or {}).items()
         },
     )
-    return Run.open(ask, participant)
+    run = Run.open(ask, participant)
+    if handle_signals:
+        run.handle_signals()
+    return run
 
 
 class Run(Reads, Controls, Describes):
@@ -426,6 +435,10 @@ class Run(Reads, Controls, Describes):
         """Call back once when `finish` begins, the latest first; its errors are only counted."""
         self._before_finish.append(callback)
 
+    def handle_signals(self) -> None:
+        """From now on, a SIGTERM ends this run in time; see `init`. On the main thread only."""
+        self.before_finish(_endings.on_signals(self._terminated))
+
     def __enter__(self) -> Run:
         return self
 
@@ -527,6 +540,9 @@ class Run(Reads, Controls, Describes):
 
     def _ending(self, state: str, reason: str) -> None:
         self.finish(close_run=False, state=state, reason=reason)
+
+    def _terminated(self, state: str, reason: str) -> None:
+        self.finish(close_run=False, timeout=SIGNAL_BUDGET_S, state=state, reason=reason)
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()

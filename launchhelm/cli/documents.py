@@ -48,7 +48,7 @@ def header_document(run: views.RunView) -> Document:
     manifest = run.manifest
     return {
         "id": manifest.run_id,
-        "name": manifest.name,
+        "name": run.name,
         "project": manifest.project,
         "state": run.state.word,
         "text": run.state.text,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -138,6 +139,8 @@ def create_run(root: Path, manifest: Manifest) -> Path:
     root = root.absolute()
     directory = root / manifest.run_id
     try:
+        if root.exists() and not root.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "it is a file")
         root.mkdir(parents=True, exist_ok=True)
         mode = 0o2770 if root.stat().st_mode & stat.S_ISGID else 0o700
         _make_directory(directory, mode)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from launchhelm import system
+from launchhelm import _endings, system
 from launchhelm._run_open import Ask
 from launchhelm.errors import Unavailable
 from launchhelm.run import Run
@@ -45,6 +45,7 @@ def init(
     project_id: str = "",
     collective_timeout_s: float = 1800.0,
     control: str = "auto",
+    handle_signals: bool = False,
 ) -> Trainer:
     """Start recording a training job, offline; every rank of the group calls it. Collective.
 
@@ -66,6 +67,7 @@ def init(
         collective_timeout_s: How long a rank may be waited for.
         control: "auto": without a control group, training goes on uncontrolled, and says so;
             "required": that is an error on every rank; "off": no live control.
+        handle_signals: As for `launchhelm.init`, on each rank by itself.
 
     Raises:
         TypeError, ValueError: A wrong argument, on this rank, before anything is collective.
@@ -81,6 +83,8 @@ def init(
         raise ValueError(f"control_every must be an integer of at least 1, got {control_every!r}.")
     _require_seconds(collective_timeout_s, "collective_timeout_s")
     interval_s = checked_interval(system_interval)
+    if handle_signals:
+        _endings.require_main_thread()
     require_member(process_group)
     ask = Ask.of(
         project,
@@ -108,6 +112,8 @@ def init(
         on_partial_failure=on_partial_failure,
         control_off=control == "off",
     )
+    if handle_signals:
+        trainer.run.handle_signals()
     if system_metrics and facts.local_rank == 0:
         system.start(trainer.run, interval=interval_s, step=lambda: trainer.global_step)
     return trainer

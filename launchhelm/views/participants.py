@@ -63,6 +63,7 @@ class ParticipantView:
         end: State of its end record: finished, error, interrupted, terminated, preempted;
             `gone` when the process no longer exists and left none; "" while it goes on.
         reason: Why it ended.
+        closes_run: Its end record says that the run is complete; a coordinator's counts.
         lost: Records that it had to give up.
         storage_errors: Failed writes so far.
         faults: Faults of our own, by component, as far as its newest records tell.
@@ -85,6 +86,7 @@ class ParticipantView:
     lag: int | None
     end: str = ""
     reason: str = ""
+    closes_run: bool = False
     lost: int = 0
     storage_errors: int = 0
     faults: Mapping[str, int] = field(default_factory=dict)
@@ -325,6 +327,7 @@ def _row(watch: Watch, front: int | None, pace: float, others_wait: bool) -> Par
         lag=lag,
         end=end,
         reason=reason,
+        closes_run=close is not None and bool(close.body.get("close_run", True)),
         lost=_integer(body.get("lost")) or 0,
         storage_errors=_integer(body.get("errors")) or 0,
         faults=dict(watch.faults),

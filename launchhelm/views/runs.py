@@ -322,7 +322,7 @@ def _conflict(selector: str, candidates: Sequence[tuple[Path, Manifest]]) -> Con
 
 def _not_found(said: str, roots: Sequence[Path], candidates: Sequence[Manifest]) -> NotFound:
     newest = sorted(candidates, key=lambda run: run.run_id, reverse=True)[:_SHOWN_CANDIDATES]
-    listed = ", ".join(f"{run.name} ({run.run_id[:8]})" for run in newest)
+    listed = ", ".join(f"{run.name} ({run.run_id})" for run in newest)
     where = ", ".join(map(str, roots))
     return NotFound(
         f"{said} in {where}." + (f" The newest: {listed}." if listed else ""),

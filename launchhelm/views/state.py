@@ -43,11 +43,13 @@ class RunState:
         word: One of RUN_STATES.
         text: The whole sentence.
         by_host_clock: It rests on ages that are not our own yet.
+        is_closed: It finished for good; any other run may be resumed.
     """
 
     word: str
     text: str
     by_host_clock: bool = False
+    is_closed: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -121,7 +123,7 @@ def _over(rows: Sequence[ParticipantView], started_at: float) -> RunState | None
     last = (coordinators or ended)[-1]
     if last.end == _NORMAL:
         took_s = last.ended_at - started_at if last.ended_at is not None else None
-        return RunState("finished", _wording.finished_text(took_s))
+        return RunState("finished", _wording.finished_text(took_s), is_closed=last.closes_run)
     reason = last.reason or _UNNAMED.get(last.end, last.end)
     return RunState("stopped", _wording.stopped_text(reason, last.step))
 

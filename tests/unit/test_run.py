@@ -130,6 +130,13 @@ def test_the_root_is_an_argument_a_variable_or_runs(
     assert run.directory.parent == tmp_path / "argument"
 
 
+def test_a_root_that_is_a_file_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("notes")
+    with pytest.raises(ConfigError, match="file"):
+        launchhelm.init("p", state_dir=tmp_path / "runs")
+    assert (tmp_path / "runs").read_text() == "notes"
+
+
 def test_runs_of_one_project_agree_on_its_id(tmp_path: Path) -> None:
     with running(tmp_path) as one, running(tmp_path) as two:
         assert one.project_id == two.project_id
@@ -790,6 +797,17 @@ def test_a_script_without_finish_loses_nothing(
     [directory] = [path for path in tmp_path.iterdir() if path.is_dir()]
     assert [step for step, _ in series(directory, "a")] == list(range(10))
     assert closes(directory)[0]["state"] == state
+
+
+def test_a_run_that_is_left_open_says_so_and_may_be_resumed(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    first = launchhelm.init("p", name="left-open", state_dir=root)
+    first.finish(close_run=False)
+    assert first.statuses() == [("left-open", "open")]
+    second = launchhelm.init("p", resume=first.run_id, state_dir=root)
+    second.finish()
+    assert first.statuses() == [("left-open", "closed")]
+    assert first.about()["state"] == "closed"
 
 
 def test_before_finish_is_called_once_and_may_fail(run: Run) -> None:
