@@ -124,7 +124,8 @@ def default_store() -> Store:
 
 def prefixed(prefix: str, store: Store) -> Store:
     """Return a view of the store with names of its own."""
-    made: Store = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]  # exported at run time
+    # The stubs lack the name and take torch's own stores only.
+    made: Store = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined, arg-type]
     return made
 
 
