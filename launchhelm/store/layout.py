@@ -1,14 +1,14 @@
 """Every path in a run directory, as pure functions. Names are the index: a listing says it all.
 
-    ROOT/<run_id>/
-        run.json                                   identity, written once
-        attempts/00001.json                        one launch each, numbered by O_EXCL
-        data/<writer>.<n>.jsonl | .db              journals and sealed segments
-        control/new.<order>.<command>.json         a command, put here by rename
-        control/got.<order>.<command>.<writer>.json    taken by that writer
-        nodes/<host>-<token>.json                  a host that cannot see run.json
-        media/<sha256>                             bodies too large for a line, by content
-        sync/                                      the syncer's
+ROOT/<run_id>/
+    run.json                                   identity, written once
+    attempts/00001.json                        one launch each, numbered by O_EXCL
+    data/<writer>.<n>.jsonl | .db              journals and sealed segments
+    control/new.<order>.<command>.json         a command, put here by rename
+    control/got.<order>.<command>.<writer>.json    taken by that writer
+    nodes/<host>-<token>.json                  a host that cannot see run.json
+    media/<sha256>                             bodies too large for a line, by content
+    sync/                                      the syncer's
 """
 
 from __future__ import annotations
