@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 
 # The same examples in every run: a check that fails by chance teaches people to try again.
-# `make stress` draws new ones.
+# HYPOTHESIS_PROFILE=stress draws new ones, and more of them.
 hypothesis.settings.register_profile(
     "check", deadline=None, derandomize=True, database=None, print_blob=True
 )
