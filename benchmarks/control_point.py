@@ -23,7 +23,7 @@ from tests.support.ranks import run_ranks
 from tests.support.scripted import ScriptedDesk, ScriptedPlant, Shown
 
 _TURN = 200
-_SETTLE = 250
+_SETTLE = 500
 
 
 def measure(
