@@ -478,11 +478,9 @@ WORLDS = {
 }
 
 LARGE_WORLDS = {
-    "two ranks, all goes wrong": World(
-        2, calls=6, commands=2, kills=1, breaks=1, leaves=1, late=1, failures=1, refusals=1
-    ),
+    "two ranks, all goes wrong": World(2, calls=5, kills=1, leaves=1, late=1, failures=1),
     "two ranks, the user goes on and on": World(
-        2, calls=8, commands=2, failures=2, stuck=1, breaks=1, proceed=True, impatient=True
+        2, calls=6, commands=2, failures=1, stuck=1, breaks=1, proceed=True, impatient=True
     ),
     "three ranks, the link breaks": World(3, calls=4, breaks=1, failures=1),
     "three ranks, one is killed": World(3, calls=4, kills=1, impatient=True),
