@@ -113,7 +113,9 @@ def _install() -> None:
             # SystemExit passes no hook, so that a status is known only from whoever asked for it.
             global _seen
             if threading.current_thread() is threading.main_thread():
-                _seen = describe(SystemExit(code))
+                # Whoever catches an error and then leaves, as torch's spawn does, leaves for it.
+                handled = sys.exc_info()[1] if code not in (None, 0) else None
+                _seen = describe(handled or SystemExit(code))
             leave(code)
 
         sys.exit = leaving
