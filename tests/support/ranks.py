@@ -40,6 +40,7 @@ from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0
+_MARK = "TESTS_SUPPORT_RANKS"
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,8 @@ class Ranks:
         environment: Mapping[str, str] | None = None,
         **arguments: Any,
     ) -> None:
+        # A body's file is executed in every rank; starting ranks there would never end.
+        assert _MARK not in os.environ, "a rank cannot start ranks: guard the script's main part"
         self.size = size
         self._deadline = time.monotonic() + deadline_s + 10.0
         self._scratch = tempfile.TemporaryDirectory(prefix="ranks-")
@@ -290,6 +293,7 @@ def _become(job: Mapping[str, Any], rank: int) -> None:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(job["port"]),
             "GLOO_SOCKET_IFNAME": "lo",
+            _MARK: "1",
             **job["environment"],
         }
     )
