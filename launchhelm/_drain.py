@@ -55,6 +55,20 @@ class Drain:
         """Start the first segment, durable on return; raises OSError."""
         self._journal.start()
 
+    @property
+    def pending(self) -> int:
+        """Records that have their number and are not durable yet."""
+        return self._journal.next_seq - self._journal.durable_seq
+
+    def check(self) -> None:
+        """Start a new segment where somebody has deleted the one that is being written."""
+        if self._journal.leave_if_deleted():
+            self._faults.warn(
+                "deleted",
+                f"A journal in {self._journal.directory} was deleted while it was being written. "
+                "What it held is lost. What comes now goes to a new one. Training goes on.",
+            )
+
     def run(self) -> bool:
         """Make what is in the buffer now durable; return whether there was anything.
 
@@ -159,8 +173,9 @@ class Drain:
             journal = self._to_seal.popleft()
             try:
                 seal(journal, clock=self._clock)
-            except FileNotFoundError as error:
-                self._faults.report("seal", error)
+            except FileNotFoundError:
+                self._faults.counts["seal"] += 1
+                self._faults.warn("deleted", f"{journal} was deleted; what it held is lost.")
             except Exception as error:  # Protects the thread: the journal is complete as it is.
                 self._faults.report("seal", error)
                 self._to_seal.append(journal)

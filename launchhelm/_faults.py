@@ -34,8 +34,13 @@ class Faults:
         """Count a fault; log its traceback and record it the first time."""
         self.counts[component] += 1
         if self._first(f"fault {component}"):
+            # What storage says is its own explanation; a mistake of ours needs the traceback.
+            is_ours = not isinstance(error, OSError)
             _log.error(
-                "Recording has a fault in its %s. Training goes on.", component, exc_info=error
+                "Recording has a fault in its %s: %s. Training goes on.",
+                component,
+                error,
+                exc_info=error if is_ours else None,
             )
             self.note(component, f"{type(error).__name__}: {error}", 1)
 

@@ -136,6 +136,11 @@ class Recorder:
         return self._buffer.lost
 
     @property
+    def pending(self) -> int:
+        """Records that are not durable yet."""
+        return len(self._buffer) + self._drain.pending
+
+    @property
     def last_error(self) -> str | None:
         """Why storage does not accept writes now; None while it does."""
         return self._drain.last_error
@@ -347,6 +352,7 @@ class Recorder:
         # A beat that comes late is not made up for, and one that cannot be written is left out.
         self._beat_pause_s = min(2 * self._beat_pause_s, self._heartbeat_s)
         self._beat_due = max(self._beat_due + self._beat_pause_s, now)
+        self._faults.guard("recorder", self._drain.check)
         progress = self.progress
         body: dict[str, Any] = {
             "n": next(self._beats),
@@ -360,8 +366,8 @@ class Recorder:
                 body[name] = round(value, 4)
         if self.dropped:
             body["lost"] = self.dropped
-        if self.faults:
-            body["errors"] = self.faults.total()
+        if self.faults["storage"]:
+            body["errors"] = self.faults["storage"]
         if self._drain.retry_at is None:
             self._buffer.put_kept("hb", body, progress.step, None, self._wall(), None)
             if self._flush_due is None:

@@ -15,6 +15,7 @@ class NoRecorder:
     def __init__(self) -> None:
         self.progress = Progress()
         self.dropped = 0
+        self.pending = 0
         self.late = 0
         self.last_error: str | None = None
         self.faults: Counter[str] = Counter()

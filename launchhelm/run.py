@@ -499,7 +499,8 @@ class Run(Reads, Controls, Describes):
             return
         self._faults.warn(
             "finish",
-            f"Not everything reached {self.directory} in time: it accepts no writes "
+            f"{self.recorder.pending:,} records did not reach {self.directory} in time and are "
+            "lost with this process: it accepts no writes "
             f"({self.recorder.last_error or 'it hangs'}).",
         )
 

@@ -160,6 +160,16 @@ class JournalWriter:
             self._open()
             self._write()
 
+    def leave_if_deleted(self) -> bool:
+        """Let go of the open segment if its file has no name any more; return whether it had none.
+
+        An open file takes writes long after somebody removed it, and none of them can be read.
+        """
+        if self._descriptor < 0 or os.fstat(self._descriptor).st_nlink:
+            return False
+        self._abandon()
+        return True
+
     @property
     def is_full(self) -> bool:
         """Whether the segment has reached its size and `rotate` is due."""

@@ -281,8 +281,10 @@ def test_an_idle_rank_writes_its_heartbeat_and_nothing_else(
         wait_until(lambda: storage.calls["fsync"] >= 5)
         recorder.flush(10)
         calls = dict(storage.calls)
-    assert calls.keys() == {"pwrite", "fsync"}
+    # Each beat also looks once whether the open file is still in its directory.
+    assert calls.keys() == {"pwrite", "fsync", "fstat"}
     assert calls["pwrite"] == calls["fsync"] <= len(records(tmp_path, "hb"))
+    assert calls["fstat"] <= calls["fsync"] + 1
 
 
 def test_an_idle_thread_sleeps_until_the_next_heartbeat(tmp_path: Path) -> None:
