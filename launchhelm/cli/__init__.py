@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol, cast
 
+from launchhelm._wording import plain
 from launchhelm.cli._exit import EXIT_CODES, Exit, UsageError
 from launchhelm.cli.output import Output, quiet_after_closed_pipe
 from launchhelm.errors import Conflict, LaunchHelmError, NotFound
@@ -138,18 +139,20 @@ def _verb(name: str) -> Verb:
 def _report(error: Exception, *, verbose: bool) -> int:
     """Say on stderr what happened, what was kept and what to do, and choose the exit code."""
     output = Output(sys.stdout, sys.stderr)
+    said: list[str] = []
     if verbose:
-        traceback.print_exception(error)
+        said += "".join(traceback.format_exception(error)).rstrip("\n").split("\n")
     if isinstance(error, LaunchHelmError):
-        output.say(f"launchhelm: {error.message}")
-        for more in (error.kept, error.remedy):
-            if more:
-                output.say(f"  {more}")
+        more = [f"  {sentence}" for sentence in (error.kept, error.remedy) if sentence]
+        said += [f"launchhelm: {error.message}", *more]
     elif isinstance(error, OSError):
-        output.say(f"launchhelm: {error.filename or 'files'}: {error.strerror or error}")
+        said.append(f"launchhelm: {error.filename or 'files'}: {error.strerror or error}")
     else:
-        output.say(f"launchhelm: our failure, {type(error).__name__}: {error}")
-        output.say("  Run the same command with --traceback for the details.")
+        said.append(f"launchhelm: our failure, {type(error).__name__}: {error}")
+        said.append("  Run the same command with --traceback for the details.")
+    for line in said:
+        # Titles, paths and texts of other people's processes are in it.
+        output.say(plain(line))
     return exit_code(error)
 
 

@@ -71,6 +71,22 @@ def test_an_ambiguous_name_lists_the_candidates_and_is_4(root: Path, cli: Cli) -
     assert cli("show", "no-such-run").code == 4
 
 
+@pytest.mark.parametrize("more", [(), ("--traceback",)])
+def test_candidates_of_an_error_are_text_whatever_they_contain(
+    root: Path, cli: Cli, more: tuple[str, ...]
+) -> None:
+    title = "evil\x1b[2J\u202e\nname"
+    for _ in range(2):
+        MadeRun(root, title)
+    for selector in (title, "no-such-run"):
+        ran = cli("show", selector, *more)
+        assert ran.code == 4
+        assert "evil\\x1b[2J\\u202e\\nname" in ran.err
+        assert "\x1b" not in ran.err and "\u202e" not in ran.err
+        if not more:
+            assert len(ran.err.splitlines()) == 2
+
+
 def test_a_bug_is_our_failure_and_says_where_the_details_are(
     root: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
