@@ -35,7 +35,17 @@ NO_NEWS_EXPLANATIONS: Final = (
     "this is a copy, or a cached view of another file system",
 )
 
+_UNFINISHED: Final = {
+    "gone": ("ended without an end record", "ended without an end record"),
+    "silent": ("is silent without an end record", "are silent without an end record"),
+    "terminated": ("was terminated", "were terminated"),
+    "interrupted": ("was interrupted", "were interrupted"),
+    "preempted": ("was preempted", "were preempted"),
+}
+"""What is said of ranks that did not finish although the run did: of one, and of several."""
+
 _NAMED_FAILURES: Final = 3
+_NAMED_RANKS: Final = 4
 _SHOWN_GROUPS: Final = 4
 
 
@@ -337,9 +347,26 @@ def no_news_text(silent_s: float, last_written: str = "", host: str = "") -> str
     return f"no news for {duration(silent_s)}{last}"
 
 
-def finished_text(after_s: float | None) -> str:
-    """Say how long the run took."""
-    return "finished" if after_s is None else f"finished after {duration(after_s)}"
+def finished_text(after_s: float | None, lost: Mapping[int, str] | None = None) -> str:
+    """Say how long the run took, and which ranks did not finish.
+
+    Args:
+        lost: Per rank how it ended, `gone` without an end record, or `silent`.
+    """
+    said = "finished" if after_s is None else f"finished after {duration(after_s)}"
+    ranks: dict[str, list[int]] = {}
+    for rank, word in sorted((lost or {}).items()):
+        ranks.setdefault(word, []).append(rank)
+    for word, those in ranks.items():
+        how = _UNFINISHED.get(word) or (plain(word), plain(word))
+        said += f"; {_ranks(those)} {how[len(those) > 1]}"
+    return said
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Name a few ranks: `rank 2`, `ranks 1, 2 and 5 more`."""
+    named = ", ".join(map(str, ranks[:_NAMED_RANKS])) + _and_more(len(ranks) - _NAMED_RANKS)
+    return f"rank {named}" if len(ranks) == 1 else f"ranks {named}"
 
 
 def failed_text(rank: int, step: int | None, reason: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -129,13 +129,15 @@ def summarise(directory: Path, observer: Observer) -> RunSummary | None:
         extra.get("world_size"),
     )
     rows = table(watches)
-    if any(row.end not in ("", "finished") for row in rows):
+    if any(row.end for row in rows):
+        others = [each for each in listing if each.attempt == attempt and each.rank]
+        if all(row.end in ("", "finished") for row in rows):
+            # Whoever ended well has sealed its files, or ran out of time to; only the others may
+            # have died, and are looked at.
+            others = [writer for writer in others if not _is_sealed(listing[writer])]
         # Which rank failed, and why, only the others may know.
-        rows = table(
-            _looked_at(directory, writer, listing, observer)
-            for writer in listing
-            if writer.attempt == attempt
-        )
+        looked = [_looked_at(directory, writer, listing, observer) for writer in others]
+        rows = table([*watches, *looked])
     started_at = next(
         (row.started_at for row in rows if row.started_at is not None), manifest.created_at
     )
@@ -186,6 +188,10 @@ def _looked_at(directory: Path, writer: Any, listing: Listing, observer: Observe
     watch = Watch(writer)
     watch.look(directory, listing[writer], observer)
     return watch
+
+
+def _is_sealed(files: Mapping[int, Collection[bool]]) -> bool:
+    return True in files[max(files)]
 
 
 def _waiting(directory: Path) -> int:

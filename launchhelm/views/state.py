@@ -115,17 +115,47 @@ def _over(rows: Sequence[ParticipantView], started_at: float) -> RunState | None
     if not failed and not coordinators and all_ended:
         failed = [row for row in ended if row.end in _FAILED]
     if failed:
-        # Whoever stopped at the lowest step is more likely the cause than a victim.
-        first = min(failed, key=lambda row: (row.step is None, row.step or 0, row.rank))
-        return RunState("failed", _wording.failed_text(first.rank, first.step, first.reason))
+        first = _cause([row for row in ended if row.end != _NORMAL])
+        reason = first.reason or _UNNAMED.get(first.end, first.end)
+        return RunState("failed", _wording.failed_text(first.rank, first.step, reason))
     if not coordinators and not all_ended:
         return None
     last = (coordinators or ended)[-1]
     if last.end == _NORMAL:
         took_s = last.ended_at - started_at if last.ended_at is not None else None
-        return RunState("finished", _wording.finished_text(took_s), is_closed=last.closes_run)
+        text = _wording.finished_text(took_s, _lost_on_the_way(rows))
+        return RunState("finished", text, is_closed=last.closes_run)
     reason = last.reason or _UNNAMED.get(last.end, last.end)
     return RunState("stopped", _wording.stopped_text(reason, last.step))
+
+
+def _cause(ended: Sequence[ParticipantView]) -> ParticipantView:
+    """Return the process whose end came first, which is more likely the cause than a victim.
+
+    The lowest step tells. At the same step times tell, but only between processes of one host;
+    else an error comes before a signal, which a launcher sends to the others after an error.
+    """
+
+    def place(row: ParticipantView) -> tuple[bool, int]:
+        return row.step is None, row.step or 0
+
+    lowest = min(map(place, ended))
+    tied = [row for row in ended if place(row) == lowest]
+    tied.sort(key=lambda row: (row.end not in _FAILED, row.rank))
+    if len({row.host for row in tied}) > 1:
+        return tied[0]
+    return min(tied, key=lambda row: row.ended_at or row.last_at or 0.0)
+
+
+def _lost_on_the_way(rows: Sequence[ParticipantView]) -> dict[int, str]:
+    """Name the ranks of a finished run that did not finish: by rank, `gone` or how they ended."""
+    lost: dict[int, str] = {}
+    whole = {row.rank for row in rows if row.end == _NORMAL}
+    for row in rows:
+        word = row.end or (row.state if row.state == "silent" else "")
+        if word and row.rank not in whole:
+            lost[row.rank] = word
+    return lost
 
 
 def _last_written(rows: Sequence[ParticipantView]) -> tuple[str, str]:

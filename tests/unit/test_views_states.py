@@ -365,6 +365,71 @@ def test_an_error_on_any_rank_fails_the_run_and_the_rank_is_named(
     assert state.text == "failed on rank 2 at step 12,480: RuntimeError: out of memory"
 
 
+def dead_process() -> dict[str, object]:
+    """Return what a process of this host and boot writes at its opening that is no more."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return {
+        "pid": child.pid,
+        "pidns": os.readlink("/proc/self/ns/pid"),
+        "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "start": "1",
+    }
+
+
+def test_a_finished_run_names_the_rank_that_died(tmp_path: Path, clock: FakeClock) -> None:
+    run = RunBuilder(tmp_path, world_size=4)
+    first, second, _ = started(run, 3)
+    gone = run.writer(3, **dead_process())
+    gone.beat(8)
+    gone.flush()
+    for writer in (first, second):
+        writer.at = EPOCH + 51
+        writer.close("finished", step=100)
+        writer.seal()
+    text = "finished after 51 s; rank 3 ended without an end record"
+    state = look(run, clock).state
+    assert (state.word, state.text) == ("finished", text)
+    assert views.runs(tmp_path, clock=clock)[0].state.text == text
+    clock.pass_s(300)
+    state = look(run, clock, since_s=300).state
+    assert state.text == (
+        "finished after 51 s; rank 2 is silent without an end record; "
+        "rank 3 ended without an end record"
+    )
+
+
+@pytest.mark.parametrize("ends", [("terminated", 50), ("terminated", 51), ("preempted", 12)])
+def test_a_failed_run_names_the_rank_that_ended_first_with_its_own_reason(
+    tmp_path: Path, clock: FakeClock, ends: tuple[str, int]
+) -> None:
+    run = RunBuilder(tmp_path, world_size=2)
+    victim, cause = started(run, 2)
+    cause.at, victim.at = EPOCH + 20, EPOCH + 21
+    cause.close(ends[0], "SIGTERM", step=ends[1])
+    victim.close("error", "RuntimeError: gloo: closed by peer", step=51)
+    for writer in (victim, cause):
+        writer.flush()
+    text = f"failed on rank 1 at step {ends[1]}: SIGTERM"
+    assert look(run, clock).state.text == text
+    assert views.runs(tmp_path, clock=clock)[0].state.text == text
+
+
+def test_a_rank_that_is_gone_is_the_cause_of_errors_at_later_steps(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    run = RunBuilder(tmp_path, world_size=2)
+    (victim,) = started(run, 1)
+    gone = run.writer(1, **dead_process())
+    gone.beat(8)
+    gone.flush()
+    victim.close("error", "RuntimeError: gloo", step=11)
+    victim.flush()
+    text = look(run, clock).state.text
+    assert text.startswith("failed on rank 1 at step 8: process ")
+    assert text.endswith("is gone and left no end record")
+
+
 @pytest.mark.parametrize(
     ("end", "reason", "text"),
     [

@@ -306,6 +306,14 @@ def test_a_long_name_keeps_both_ends() -> None:
         ),
         (_wording.finished_text(11520), "finished after 3 h 12 min"),
         (
+            _wording.finished_text(51, {2: "gone"}),
+            "finished after 51 s; rank 2 ended without an end record",
+        ),
+        (
+            _wording.finished_text(None, {rank: "terminated" for rank in range(1, 8)} | {9: "odd"}),
+            "finished; ranks 1, 2, 3, 4 and 3 more were terminated; rank 9 odd",
+        ),
+        (
             _wording.failed_text(137, 12480, "RuntimeError: no\x1b"),
             "failed on rank 137 at step 12,480: RuntimeError: no\\x1b",
         ),
