@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from launchhelm.controls import schema
 from launchhelm.models import Capability, opaque_schema
 from launchhelm.records import TRAINING_SAFE_POINT
-from launchhelm.torch._schedulers import Change, Rates, is_sound
+from launchhelm.torch._schedulers import Change, Rates, unsound
 
 PROVIDER: Final = "launchhelm.torch"
 VERSION: Final = "1.0.0"
@@ -102,15 +102,17 @@ class LearningRate:
 
     def problem(self, payload: Payload) -> str:
         """Judge by the schema, then by what only this process knows."""
+        known = payload if isinstance(payload, Mapping) else {}
+        given = [word for word in ("scale", "lr") if word in known]
+        for word in given:
+            # Said before the schema speaks, whose bound of 0 is inclusive.
+            if _is_number(payload[word]) and not _is_positive(payload[word]):
+                return f"{word} must be a finite number above 0, got {payload[word]!r}."
         misfit = schema.check(self.input_schema, payload)
         if misfit:
             return misfit
-        given = [word for word in ("scale", "lr") if word in payload]
         if len(given) != 1:
             return "lr takes exactly one of scale and lr."
-        word = given[0]
-        if not _is_positive(payload[word]):
-            return f"{word} must be a finite number above 0, got {payload[word]!r}."
         group = payload.get("group")
         if group is not None and group >= self._rates.group_count:
             count = self._rates.group_count
@@ -120,9 +122,10 @@ class LearningRate:
         changes = self._plan(payload)
         if changes is None:
             return "keep_ratios needs a first group whose rate, or base rate, is not 0."
-        unsound = next((change for change in changes if not is_sound(change)), None)
-        if unsound is not None:
-            return f"group {unsound.group} would get the rate {unsound.rate!r}."
+        for change in changes:
+            what = unsound(change)
+            if what:
+                return f"group {change.group} would get {what}, which float32 cannot hold."
         return ""
 
     def _plan(self, payload: Payload) -> list[Change] | None:
@@ -315,6 +318,10 @@ class TunableControl:
     def values_of(self, snapshot: object) -> Mapping[str, Any]:
         """Return the value that was."""
         return {self.name: snapshot}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_positive(value: int | float) -> bool:

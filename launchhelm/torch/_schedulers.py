@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import copyreg
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+_FLOAT32 = torch.finfo(torch.float32)
 
 Rate = float | torch.Tensor
 Group = dict[str, Any]  # Any: torch's own type for the entries of param_groups.
@@ -266,14 +267,20 @@ class Rates:
         return rate if slot.multiplier == 1.0 else _copy(rate) / slot.multiplier
 
 
-def is_sound(change: Change) -> bool:
-    """Whether both the rate and the multiplier are numbers that training can live with."""
-    return (
-        math.isfinite(change.rate)
-        and change.rate >= 0
-        and math.isfinite(change.multiplier)
-        and change.multiplier > 0
-    )
+def unsound(change: Change) -> str:
+    """Return which number float32 cannot hold, "" when it can hold the rate and the multiplier.
+
+    An optimizer would raise for one that is too large, and take one that is too small for 0.
+    """
+    if change.rate != 0.0 and not _fits(change.rate):
+        return f"the rate {change.rate!r}"
+    if not _fits(change.multiplier):
+        return f"the multiplier {change.multiplier!r}"
+    return ""
+
+
+def _fits(number: float) -> bool:
+    return _FLOAT32.smallest_normal * _FLOAT32.eps <= number <= _FLOAT32.max
 
 
 def _copy(rate: Any) -> Any:

@@ -30,6 +30,11 @@ def lr_control(*rates: float) -> LearningRate:
     return LearningRate(Rates(optimizer(*rates)))
 
 
+def scheduled_control(*rates: float) -> LearningRate:
+    given = optimizer(*rates)
+    return LearningRate(Rates(given, StepLR(given, 5)))
+
+
 def vectors(function: str, **wanted: Any) -> list[Any]:
     return [
         pytest.param(case, id=case["id"])
@@ -101,13 +106,24 @@ def test_a_bad_payload_is_refused_and_changes_nothing(payload: Any) -> None:
 
 
 def test_a_factor_that_would_overflow_or_vanish_is_refused() -> None:
-    control = lr_control(1e10, 1e-300)
-    assert control.problem({"scale": 1e300})
-    scheduled = optimizer(0.1)
-    vanishing = LearningRate(Rates(scheduled, StepLR(scheduled, 5)))
-    assert vanishing.problem({"scale": 5e-324}) == ""
-    vanishing.apply({"scale": 5e-324})
-    assert "rate" in vanishing.problem({"scale": 5e-324})
+    for control in (lr_control(0.1, 0.2), scheduled_control(0.1, 0.2)):
+        before = canonical(control.state())
+        payloads: list[dict[str, float]] = [{"scale": 1e300}, {"lr": 1e39}, {"scale": 1e-300}]
+        for payload in payloads:
+            assert "float32 cannot hold" in control.problem(payload)
+        assert canonical(control.state()) == before
+        assert control.problem({"lr": 1e30}) == ""
+
+
+def test_a_multiplier_that_float32_cannot_hold_is_refused_although_the_rate_fits() -> None:
+    control = scheduled_control(1e-30)
+    assert "the multiplier 9.99" in control.problem({"lr": 1e10})
+    assert lr_control(1e-30).problem({"lr": 1e10}) == ""
+
+
+@pytest.mark.parametrize("payload", [{"scale": 0}, {"lr": 0.0}, {"lr": -1}])
+def test_a_value_that_is_not_above_0_is_refused_in_these_words(payload: Any) -> None:
+    assert "above 0" in lr_control(0.1).problem(payload)
 
 
 def test_without_a_group_every_group_changes_as_hosted() -> None:
