@@ -177,15 +177,22 @@ def _loss_scale(scaler: Any) -> Any:
     return taken(scale) if isinstance(scale, torch.Tensor) else scaler.get_scale()
 
 
-def as_float64(value: Any) -> torch.Tensor:
-    """Return a number or tensor as a flat float64 tensor on the CPU; NaN for what is neither."""
-    if isinstance(value, torch.Tensor) and not value.is_complex():
-        return value.detach().to("cpu", torch.float64).flatten()
+def as_float64(value: Any) -> tuple[torch.Tensor, str]:
+    """Return a number or tensor as a flat float64 tensor on the CPU, and why it is not that.
+
+    What is no number becomes NaN, of the same length where it has one: other ranks wait for it.
+    """
+    length = 1
     try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        number = math.nan
-    return torch.tensor([number], dtype=torch.float64)
+        if not isinstance(value, torch.Tensor):
+            return torch.tensor([float(value)], dtype=torch.float64), ""
+        length = value.numel()
+        if not value.is_complex():
+            return value.detach().to("cpu", torch.float64).flatten(), ""
+        why = "it is complex"
+    except Exception as error:  # The value may be of any class of the script.
+        why = f"{type(value).__name__} is no number ({error})"[:200]
+    return torch.full((length,), math.nan, dtype=torch.float64), why
 
 
 def clip(model: Any, optimizer: Any, limit: float | None) -> float:

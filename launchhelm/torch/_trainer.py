@@ -102,6 +102,7 @@ class Trainer:
             )
             status = self._exchange.status
         self._panel = Panel(run, self._plant, status) if control.is_coordinator else None
+        self._odd_names: set[str] = set()
         self._failure: DivergedStateError | None = None
         self._reason = "the process ended without finish()"
         self._has_stepped = False
@@ -283,7 +284,12 @@ class Trainer:
                 self._fault("effect", error)
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None) -> bool:
-        """Log values at the trainer's step; a rank that does not log returns True at once.
+        """Log values at one step; a rank that does not log returns True at once.
+
+        Args:
+            metrics: Name to value, as for `launchhelm.Run.log`; a tensor becomes its mean.
+            step: Default: the trainer's, which is the last finished step. Before `step(step=i)`
+                that is not i yet: give step=i here, or the values to `step(metrics=...)`.
 
         Raises:
             TypeError: The step is no int, or a metric's name no string.
@@ -303,9 +309,17 @@ class Trainer:
     ) -> None:
         """Combine values over all ranks and log them on the coordinator. Collective.
 
-        Every rank gives the same names in the same order. Tensors are reduced element by element
-        and logged as the mean of the result. It costs one all-reduce of float64 on the CPU, on a
-        group of our own, and waits for the slowest rank.
+        Every rank gives the same names in the same order, and tensors of the same size. Tensors
+        are reduced element by element and logged as the mean of the result. It costs one
+        all-reduce of float64 on the CPU, on a group of our own, and waits for the slowest rank.
+
+        For a value that is no number, None for example, this rank contributes NaN, because the
+        others wait for it; so NaN is logged. The first one of each name is warned of.
+
+        Args:
+            metrics: Name to number or tensor, on any device.
+            op: mean, sum, min or max.
+            step: Default: the trainer's, which is the last finished step, as for `log`.
 
         Raises:
             ValueError: `op` is none of mean, sum, min, max.
@@ -323,7 +337,12 @@ class Trainer:
             self.run.log(reduced, step=self._step if step is None else step)
 
     def _reduced(self, metrics: Mapping[str, Any], op: str) -> dict[str, Any]:
-        parts = [as_float64(value) for value in metrics.values()]
+        parts = []
+        for name, value in metrics.items():
+            part, why = as_float64(value)
+            parts.append(part)
+            if why:
+                self._warn_of_nan(str(name), why)
         if not parts:
             return {}
         flat = torch.cat(parts)
@@ -333,6 +352,15 @@ class Trainer:
                 flat = flat / self._links.size
         pieces = torch.split(flat, [part.numel() for part in parts])
         return {name: piece.mean().item() for name, piece in zip(metrics, pieces, strict=True)}
+
+    def _warn_of_nan(self, name: str, why: str) -> None:
+        if name in self._odd_names:
+            return
+        self._odd_names.add(name)
+        rank = self.control.group_rank
+        text = f"{name[:200]!r} on rank {rank} went into log_reduced() as NaN: {why}."
+        _log.warning("launchhelm: %s", text)
+        self.run.notice(text, about="values")
 
     def tunable(
         self,

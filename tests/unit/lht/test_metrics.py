@@ -161,14 +161,25 @@ def test_a_value_on_a_device_is_copied_at_once_and_fetched_later() -> None:
     ],
 )
 def test_values_to_reduce_become_float64(value: Any, flat: list[float]) -> None:
-    made = as_float64(value)
-    assert made.dtype is torch.float64 and made.tolist() == flat
+    made, why = as_float64(value)
+    assert made.dtype is torch.float64 and made.tolist() == flat and why == ""
 
 
-@pytest.mark.parametrize("value", ["word", None, object(), torch.tensor(1j), 10**400])
+class NoNumber:
+    def __float__(self) -> float:
+        raise KeyError("the script's own")
+
+
+@pytest.mark.parametrize("value", ["word", None, object(), NoNumber(), torch.tensor(1j), 10**400])
 def test_what_is_no_number_is_reduced_as_nan(value: Any) -> None:
-    (number,) = as_float64(value).tolist()
-    assert number != number
+    made, why = as_float64(value)
+    assert made.isnan().tolist() == [True] and why
+
+
+@pytest.mark.parametrize("value", [torch.ones(3, device="meta"), torch.ones(3) * 1j])
+def test_a_tensor_that_cannot_be_read_keeps_its_length_so_that_ranks_fit(value: Any) -> None:
+    made, why = as_float64(value)
+    assert made.isnan().tolist() == [True, True, True] and why
 
 
 def test_without_gradients_the_norm_is_zero() -> None:

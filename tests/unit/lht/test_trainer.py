@@ -165,6 +165,21 @@ def test_reduced_metrics_of_one_process_are_its_own(trainer: lht.Trainer) -> Non
         trainer.log_reduced({"a": 1}, op="first")
 
 
+def test_an_odd_value_to_reduce_becomes_nan_and_is_warned_of_once(
+    trainer: lht.Trainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        trainer.step()
+        trainer.log_reduced({"good": 1, "odd": None})
+    run = on_disk(trainer)
+    assert [step for step, value in series(run, "odd") if math.isnan(value)] == [1, 2, 3]
+    assert series(run, "good") == [(1, 1.0), (2, 1.0), (3, 1.0)]
+    (warning,) = [each.message for each in caplog.records if "as NaN" in each.message]
+    assert "'odd' on rank 0" in warning and "NoneType" in warning
+    said = [each.body["text"] for each in records(run, "ev") if each.body["type"] == "notice"]
+    assert len([text for text in said if "'odd'" in text]) == 1
+
+
 def test_the_norm_of_gradients_is_measured_clipped_and_logged(trainer: lht.Trainer) -> None:
     with pytest.raises(RuntimeError):
         trainer.clip_grad_norm_()
@@ -318,7 +333,16 @@ def test_a_commanded_rate_stays_when_the_same_objects_are_watched_again(
 
 
 @pytest.mark.parametrize(
-    "payload", [{"scale": -1}, {"scale": 0}, {}, {"lr": "0.1"}, {"scale": 0.5, "group": 5}]
+    "payload",
+    [
+        {"scale": -1},
+        {"scale": 0},
+        {"scale": 1e300},
+        {"lr": 1e39},
+        {},
+        {"lr": "0.1"},
+        {"scale": 0.5, "group": 5},
+    ],
 )
 def test_a_bad_command_is_rejected_and_training_goes_on(
     payload: dict[str, Any], trainer: lht.Trainer
