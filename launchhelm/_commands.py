@@ -354,6 +354,8 @@ class CommandDesk:
                 owner=arrival.owner,
                 reason=command.reason,
                 server=command.server,
+                first_step=command.first_step,
+                last_step=command.last_step,
             )
             ticket = self._recorder.append_urgent("oc", claimed.body())
             held = _Held(command, arrival.name, arrival.owner, ticket, now, arrival.age_s)

@@ -79,6 +79,17 @@ class CommandLike(Protocol):
         ...
 
 
+class Quiet(NamedTuple):
+    """A rank that is `late` or `silent`, and since when."""
+
+    rank: int
+    state: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, {self.state}: no heartbeat for {duration(self.seconds)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Around:
     """What a reader knows of the run around one command; None means not reported.
@@ -91,7 +102,7 @@ class Around:
         pace_s: Seconds per step.
         world_size: Processes of the training group.
         handler: A handler that runs now, for example `checkpoint`, and for how long.
-        coordinator_silent_s: Seconds since rank 0 was last seen alive, when it is silent.
+        quiet: Ranks without a heartbeat for long, in order; the others wait for them.
         control_off: Why controlling is off, when it is.
         run_over: Why nobody will answer, for example "the run finished".
         cancelled_by: Who cancelled it.
@@ -108,7 +119,7 @@ class Around:
     world_size: int | None = None
     handler: str = ""
     handler_s: float | None = None
-    coordinator_silent_s: float | None = None
+    quiet: Sequence[Quiet] = field(default_factory=tuple)
     control_off: str = ""
     run_over: str = ""
     cancelled_by: str = ""
@@ -208,10 +219,10 @@ def _waiting(command: CommandLike, around: Around, *, picked_up: bool) -> Senten
     if around.run_over:
         rest = f": {around.run_over}; a next attempt gets it while it is valid, else it expires"
         return Sentence("Waiting", rest, mark="◆")
-    if not picked_up and _is_overdue(around):
-        waited = duration(around.waited_s or 0.0)
+    if not picked_up and (_is_overdue(around) or _coordinator(around) is not None):
+        waited = f" for {duration(around.waited_s)}" if around.waited_s is not None else ""
         rest = f": {_why_not_picked_up(around)}. Nothing has changed"
-        return Sentence(f"Not picked up for {waited}", rest, mark="◆", tone="bad")
+        return Sentence(f"Not picked up{waited}", rest, mark="◆", tone="bad")
     if around.handler:
         running = (
             f", running for {duration(around.handler_s)}" if around.handler_s is not None else ""
@@ -220,15 +231,28 @@ def _waiting(command: CommandLike, around: Around, *, picked_up: bool) -> Senten
     first_step = command.first_step
     if first_step is not None and (around.step is None or around.step < first_step):
         rest = ""
-        if around.step is not None and around.pace_s is not None:
+        if around.quiet:
+            rest = f": all wait for {_quiet_text(around)}"
+        elif around.step is not None and around.pace_s is not None:
             ahead_s = (first_step - around.step) * around.pace_s
             rest = f": about {duration(ahead_s)} at the present pace"
         return Sentence(f"Scheduled for step {first_step:,}", rest, mark="◆")
+    if around.quiet:
+        return Sentence("Waiting", f": all wait for {_quiet_text(around)}", mark="◆")
     due = around.next_exchange_s if around.next_exchange_s is not None else around.exchange_s
     about = f" in about {duration(max(1.0, due))}" if due is not None else ""
     return Sentence(
         "Waiting", f": next exchange{about}, then at a step all ranks agree on", mark="◆"
     )
+
+
+def _coordinator(around: Around) -> Quiet | None:
+    """Return rank 0 when it is among the ranks without a heartbeat."""
+    return next((each for each in around.quiet if each.rank == 0), None)
+
+
+def _quiet_text(around: Around) -> str:
+    return str(around.quiet[0]) + _and_more(len(around.quiet) - 1)
 
 
 def _is_overdue(around: Around) -> bool:
@@ -239,11 +263,12 @@ def _is_overdue(around: Around) -> bool:
 
 
 def _why_not_picked_up(around: Around) -> str:
-    if around.coordinator_silent_s is not None:
-        return f"rank 0 is silent for {duration(around.coordinator_silent_s)}"
+    coordinator = _coordinator(around)
+    if coordinator is not None:
+        return f"rank 0 is {coordinator.state}, no heartbeat for {duration(coordinator.seconds)}"
     if around.control_off:
         return f"control is off: {plain(around.control_off)}"
-    return "rank 0 is alive, but has not come to a control point"
+    return "rank 0 is not late, but has not come to a control point"
 
 
 def _at_step(outcome: Outcome) -> str:

@@ -171,6 +171,8 @@ class Outcome:
         name: The capability, so that a ledger needs no second look-up.
         payload: The command's input (in `claimed` records, else empty).
         issued_by: Who asked, and `owner` of the file as the file system reports it.
+        first_step: Not before this step, and `last_step`: not after it, when given (in `claimed`
+            records).
         result: What the handler returned; None unless applied.
         applied_at: Coordinates, {"step": 412} for the training safe point.
         applied_on: How many participants applied it before any roll-back; None: not reported.
@@ -197,6 +199,8 @@ class Outcome:
     changes: Mapping[str, Any] = field(default_factory=dict)
     failures: Sequence[tuple[int, str, str]] = ()
     server: Mapping[str, Any] = field(default_factory=dict)
+    first_step: int | None = None
+    last_step: int | None = None
 
     def body(self) -> dict[str, Any]:
         """Return the record body: `cmd`, `state`, and every field that says something."""

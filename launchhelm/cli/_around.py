@@ -8,7 +8,7 @@ from statistics import median
 from typing import Final
 
 from launchhelm import views
-from launchhelm._wording import Around
+from launchhelm._wording import Around, Quiet
 
 _IN_HANDLER: Final = re.compile(r"in (.+)")
 
@@ -30,13 +30,10 @@ def around_of(
     calls = view.controls.get("calls_per_exchange")
     exchange_s = calls * pace_s if isinstance(calls, int) and pace_s is not None else None
     handler, handler_s = "", None
-    silent_s = None
     if coordinator is not None:
         match = _IN_HANDLER.fullmatch(coordinator.phase)
         if match is not None and coordinator.state == "busy":
             handler, handler_s = match[1], coordinator.phase_s
-        if coordinator.state == "silent":
-            silent_s = coordinator.age.seconds
     if waited_s is None and command is not None and command.is_pending:
         since = command.states[-1].at if command.states else command.issued_at
         waited_s = max(0.0, time.time() - since) if since else None
@@ -49,7 +46,11 @@ def around_of(
         world_size=view.world_size,
         handler=handler,
         handler_s=handler_s,
-        coordinator_silent_s=silent_s,
+        quiet=[
+            Quiet(each.rank, each.state, each.age.seconds)
+            for each in view.participants
+            if each.state in ("late", "silent")
+        ],
         control_off=str(view.controls.get("why") or "no reason reported") if off else "",
         run_over=f"the run has ended ({view.state.text})" if view.state.is_over else "",
     )

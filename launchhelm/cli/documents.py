@@ -32,6 +32,7 @@ def run_document(run: views.RunSummary) -> Document:
         "beat_s": round(run.age.seconds, 3) if run.age is not None else None,
         "by_host_clock": run.state.by_host_clock,
         "waiting": run.waiting,
+        "pending": run.pending,
         "created_at": run.created_at,
         "host": run.host,
         "group": run.group,
@@ -156,7 +157,6 @@ def command_document(command: views.CommandView, around: Around) -> Document:
     """One entry of the ledger."""
     outcome = command.outcome
     known: Mapping[str, Any] = outcome.body() if outcome is not None else {}
-    file = command.command
     return {
         "id": command.id,
         "name": command.name,
@@ -166,7 +166,7 @@ def command_document(command: views.CommandView, around: Around) -> Document:
         "owner": command.owner,
         "issued_at": command.issued_at,
         "first_step": command.first_step,
-        "last_step": file.last_step if file is not None else None,
+        "last_step": command.last_step,
         "state": command.state,
         "code": known.get("code", ""),
         "message": known.get("message", ""),

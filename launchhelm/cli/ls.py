@@ -31,7 +31,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "age": "created_at",
     "host": "host",
     "loss": "metrics",
-    "pending": "waiting",
+    "pending": "pending",
     "group": "group",
     "tags": "tags",
     "directory": "directory",

@@ -61,8 +61,15 @@ class CommandView:
 
     @property
     def first_step(self) -> int | None:
-        """The step before which it must not act, when given and still known."""
-        return self.command.first_step if self.command is not None else None
+        """The step before which it must not act, when given."""
+        known = self.command if self.command is not None else self.outcome
+        return known.first_step if known is not None else None
+
+    @property
+    def last_step(self) -> int | None:
+        """The step after which it must not act, when given."""
+        known = self.command if self.command is not None else self.outcome
+        return known.last_step if known is not None else None
 
     @property
     def is_pending(self) -> bool:
@@ -147,4 +154,6 @@ def _merge(earlier: Outcome, later: Outcome) -> Outcome:
         owner=later.owner or earlier.owner,
         reason=later.reason or earlier.reason,
         server=later.server or earlier.server,
+        first_step=later.first_step if later.first_step is not None else earlier.first_step,
+        last_step=later.last_step if later.last_step is not None else earlier.last_step,
     )

@@ -34,6 +34,7 @@ class RunSummary:
         age: Since the coordinator's counter last moved.
         metrics: The coordinator's newest logged values, as far as its newest file has them.
         waiting: Commands in the inbox that nobody has taken.
+        pending: These, and those that were taken and have no outcome yet.
         problem: Why it cannot be read, "" when it can.
     """
 
@@ -54,6 +55,7 @@ class RunSummary:
     config: dict[str, Any] = field(default_factory=dict)  # Any: the user's own values.
     metrics: dict[str, Any] = field(default_factory=dict)
     waiting: int = 0
+    pending: int = 0
     problem: str = ""
 
 
@@ -151,6 +153,7 @@ def summarise(directory: Path, observer: Observer) -> RunSummary | None:
         now=observer.clock.wall(),
         still=still,
     )
+    waiting, taken = (0, 0) if state.is_over else _commands(directory)
     front = [row for row in rows if row.rank == 0]
     return RunSummary(
         directory=directory,
@@ -169,7 +172,8 @@ def summarise(directory: Path, observer: Observer) -> RunSummary | None:
         tags=tuple(extra.get("tags", ())),
         config=dict(manifest.config),
         metrics=watches[-1].metrics if watches else {},
-        waiting=0 if state.is_over else _waiting(directory),
+        waiting=waiting,
+        pending=waiting + taken,
         problem="; ".join(watch.problem for watch in watches if watch.problem),
     )
 
@@ -194,13 +198,17 @@ def _is_sealed(files: Mapping[int, Collection[bool]]) -> bool:
     return True in files[max(files)]
 
 
-def _waiting(directory: Path) -> int:
+def _commands(directory: Path) -> tuple[int, int]:
+    """Count the commands that nobody has taken, and those taken; a taken file stays until its
+    outcome is durable.
+    """
     try:
         names = os.listdir(directory / layout.CONTROL)
     except OSError:
-        return 0
-    commands = [layout.parse_command(name) for name in names]
-    return sum(command is not None and command.taken_by is None for command in commands)
+        return 0, 0
+    commands = [command for name in names if (command := layout.parse_command(name)) is not None]
+    waiting = sum(command.taken_by is None for command in commands)
+    return waiting, len(commands) - waiting
 
 
 def _unreadable(directory: Path, error: Exception) -> RunSummary:

@@ -73,7 +73,15 @@ def office(tmp_path: Path) -> Office:
 
 
 def test_a_command_is_claimed_then_applying_then_applied(office: Office) -> None:
-    sent = send(office.run, "set_lr", {"lr": 0.5}, issued_by="ann", reason="too high")
+    sent = send(
+        office.run,
+        "set_lr",
+        {"lr": 0.5},
+        issued_by="ann",
+        reason="too high",
+        first_step=2,
+        last_step=9,
+    )
     taken = office.take()
     assert taken == sent
     assert office.desk.applying(taken, step=7).durable
@@ -84,6 +92,7 @@ def test_a_command_is_claimed_then_applying_then_applied(office: Office) -> None
     assert outcome.owner
     [claimed, *_] = records(office.run, "oc")
     assert claimed.body["payload"] == {"lr": 0.5}
+    assert (claimed.body["first_step"], claimed.body["last_step"]) == (2, 9)
     office.desk.poll()
     assert office.files() == []
 

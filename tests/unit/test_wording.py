@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from launchhelm import _wording
-from launchhelm._wording import Around, outcome_text
+from launchhelm._wording import Around, Quiet, outcome_text
 from launchhelm.records import Outcome
 
 
@@ -138,9 +138,25 @@ def test_each_evidence_has_its_sentence(sentence: str, expected: str) -> None:
             "Waiting behind `checkpoint`, running for 41 s",
         ),
         (
-            Around(waited_s=95, coordinator_silent_s=140),
+            Around(waited_s=95, quiet=[Quiet(0, "silent", 140)]),
             None,
-            "Not picked up for 95 s: rank 0 is silent for 140 s. Nothing has changed",
+            "Not picked up for 95 s: rank 0 is silent, no heartbeat for 140 s. Nothing has changed",
+        ),
+        (
+            Around(waited_s=3, step=5, quiet=[Quiet(0, "late", 50)]),
+            14000,
+            "Not picked up for 3 s: rank 0 is late, no heartbeat for 50 s. Nothing has changed",
+        ),
+        (
+            Around(waited_s=3, exchange_s=0.5, quiet=[Quiet(2, "late", 50)]),
+            None,
+            "Waiting: all wait for rank 2, late: no heartbeat for 50 s",
+        ),
+        (
+            Around(step=13000, pace_s=1.4, quiet=[Quiet(2, "silent", 400), Quiet(5, "late", 60)]),
+            14000,
+            "Scheduled for step 14,000: all wait for rank 2, silent: no heartbeat for 6 min and 1 "
+            "more",
         ),
         (
             Around(waited_s=95, run_over="the run has ended (finished after 2 h)"),
@@ -174,6 +190,10 @@ def test_not_picked_up_is_said_after_three_exchanges_and_at_least_thirty_seconds
 def test_a_claimed_command_is_never_called_not_picked_up() -> None:
     claimed = Given(Outcome("c", "claimed"))
     assert outcome_text(claimed, Around(waited_s=3600.0, exchange_s=0.5)).head == "Waiting"
+    quiet = Around(waited_s=3600.0, quiet=[Quiet(0, "silent", 140)])
+    assert str(outcome_text(claimed, quiet)) == (
+        "Waiting: all wait for rank 0, silent: no heartbeat for 140 s"
+    )
 
 
 def test_all_appears_only_when_every_process_reported_success() -> None:

@@ -10,6 +10,7 @@ import pytest
 from launchhelm.cli import _control_send
 from launchhelm.cli.control import arranged
 from launchhelm.records import Command, Outcome
+from launchhelm.store.layout import CommandName
 from tests.support.cli_runs import Coordinator, MadeRun, commands_in
 from tests.unit.cli.conftest import Cli
 
@@ -234,3 +235,24 @@ def test_json_is_one_document_with_the_outcome(run: MadeRun, cli: Cli) -> None:
 )
 def test_a_timeout_is_read_with_its_unit(text: str, seconds: float) -> None:
     assert _control_send.seconds_of(text) == seconds
+
+
+def test_a_claimed_command_says_for_which_step_it_is_scheduled(run: MadeRun, cli: Cli) -> None:
+    claimed = Outcome(
+        "c1",
+        "claimed",
+        name="lr",
+        payload={"scale": 0.5},
+        first_step=100_000_000,
+        last_step=2 * 10**8,
+    )
+    run.journals[0].add("oc", claimed.body(), step=400)
+    writer = run.journals[0].writer
+    (run.path / "control" / str(CommandName(0, "c1", writer))).write_text("{}")
+    (line,) = cli("control", "ddp-run", "log", "--json").lines
+    assert (line["first_step"], line["last_step"]) == (100_000_000, 200_000_000)
+    assert line["text"] == "Scheduled for step 100,000,000: about 5 d at the present pace"
+    assert "Scheduled for step 100,000,000" in cli("show").out
+    assert "◆ 1" in cli("ls").out
+    (row,) = cli("ls", "--json").lines
+    assert (row["pending"], row["waiting"]) == (1, 0)
