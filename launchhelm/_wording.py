@@ -45,7 +45,6 @@ _UNFINISHED: Final = {
 """What is said of ranks that did not finish although the run did: of one, and of several."""
 
 _NAMED_FAILURES: Final = 3
-_NAMED_RANKS: Final = 4
 _SHOWN_GROUPS: Final = 4
 
 
@@ -384,14 +383,20 @@ def finished_text(after_s: float | None, lost: Mapping[int, str] | None = None) 
         ranks.setdefault(word, []).append(rank)
     for word, those in ranks.items():
         how = _UNFINISHED.get(word) or (plain(word), plain(word))
-        said += f"; {_ranks(those)} {how[len(those) > 1]}"
+        said += f"; {ranks_text(those)} {how[len(those) > 1]}"
     return said
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    """Name a few ranks: `rank 2`, `ranks 1, 2 and 5 more`."""
-    named = ", ".join(map(str, ranks[:_NAMED_RANKS])) + _and_more(len(ranks) - _NAMED_RANKS)
-    return f"rank {named}" if len(ranks) == 1 else f"ranks {named}"
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Name ranks in order, runs of them as `4-9`."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    said = [f"{low}" if low == high else f"{low}-{high}" for low, high in spans]
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(said)
 
 
 def failed_text(rank: int, step: int | None, reason: str) -> str:

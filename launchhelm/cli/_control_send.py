@@ -101,6 +101,7 @@ def send(
     if changed:
         return _refused(f"Changed meanwhile: {'; '.join(changed)}.", output)
     plan = _plan(run, capability, payload, expected, arguments)
+    _require_room(plan.command)
     if arguments.check:
         return _say_check(plan, output)
     for line in plan.preview():
@@ -109,6 +110,23 @@ def send(
         output.say("Not sent, nothing changed.")
         return Exit.NOTHING_CHANGED
     return _send_and_wait(run, plan.command, arguments, output)
+
+
+def _require_room(command: Command) -> None:
+    """Refuse what the inbox would: text that is not UTF-8, and more bytes than it takes.
+
+    Raises:
+        UsageError: The command cannot be written.
+    """
+    try:
+        size = len(inbox.encode(command))
+    except UnicodeEncodeError:
+        raise UsageError("--reason and fields are text in UTF-8.") from None
+    if size > inbox.MAX_COMMAND_BYTES:
+        raise UsageError(
+            f"The command has {size:,} bytes; {inbox.MAX_COMMAND_BYTES:,} are allowed.",
+            remedy="Shorten --reason or the fields.",
+        )
 
 
 def refusal_of(run: views.RunView) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
@@ -19,6 +20,12 @@ _BOOLEANS: Final = {
     "no": False,
     "off": False,
 }
+
+ABOVE_ZERO: Final = frozenset({("lr", "scale"), ("lr", "lr")})
+"""Control and field whose value must be above 0, which its schema cannot say."""
+
+_SHOWN_GROUP: Final = re.compile(r"group(\d+)", re.ASCII)
+"""How parameter groups are shown; in a command their number stands alone."""
 
 Capability = Mapping[str, Any]  # Any: a JSON document, as the run registered it.
 
@@ -52,9 +59,11 @@ def payload_of(words: Sequence[str], capability: Capability) -> dict[str, Any]:
         try:
             payload[key] = value_of(text, node)
         except ValueError:
+            shown = _SHOWN_GROUP.fullmatch(text) if key == "group" else None
+            hint = f"Write group={shown[1]}. " if shown is not None else ""
             raise UsageError(
-                f"{name}: {key} takes {type_text(node)}, got {text!r}.",
-                remedy=f"{name} takes {fields_text(capability)}.",
+                f"{name}: {key} takes {_field_text(name, key, node)}, got {text!r}.",
+                remedy=f"{hint}{name} takes {fields_text(capability)}.",
             ) from None
     return payload
 
@@ -98,7 +107,7 @@ def _number(text: str, *, integer: bool) -> int | float:
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(text)
-    return value
+    return value + 0.0  # Nobody who types -0.0 means a sign.
 
 
 def _refuse(constant: str) -> Any:
@@ -125,10 +134,17 @@ def fields_text(capability: Capability) -> str:
     fields = fields_of(root_of(capability))
     if not fields:
         return "no fields" if root_of(capability).get("kind") == "record" else "any key=value"
+    control = str(capability.get("name", ""))
     return "; ".join(
-        f"{name}: {type_text(node)}{', optional' if optional else ''}"
+        f"{name}: {_field_text(control, name, node)}{', optional' if optional else ''}"
         for name, (node, optional) in fields.items()
     )
+
+
+def _field_text(control: str, field: str, node: Mapping[str, Any]) -> str:
+    """Say what a field takes; a schema has no bound that is excluded, but some rules have."""
+    text = type_text(node)
+    return text.replace("of at least 0", "above 0") if (control, field) in ABOVE_ZERO else text
 
 
 def type_text(node: Mapping[str, Any]) -> str:

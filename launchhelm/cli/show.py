@@ -161,7 +161,7 @@ def _print_processes(view: views.RunView, output: Output, *, fold: bool) -> None
         rest = [each for each in processes if each.state in ("ok", "ended")]
         output.line(_folded(rest))
     if view.missing:
-        output.line(output.paint(f"  missing: {_ranks_text(view.missing)}", "bad"))
+        output.line(output.paint(f"  missing: {_wording.ranks_text(view.missing)}", "bad"))
     if any(each.age.by_host_clock and each.state != "ended" for each in processes):
         output.line("  heartbeat ages by the host's clock; --observe 15 makes them our own")
     if any(each.state in _RANK_TONES for each in processes):
@@ -197,18 +197,6 @@ def _milliseconds(value: float | None) -> str | None:
     if value is None:
         return None
     return f"{value:.3g} ms" if value < 1000 else f"{value / 1000:.3g} s"
-
-
-def _ranks_text(ranks: Sequence[int]) -> str:
-    """Name ranks, runs of them as `4-9`."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    said = [f"{low}" if low == high else f"{low}-{high}" for low, high in spans]
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(said)
 
 
 def _folded(processes: Sequence[views.ParticipantView]) -> str:

@@ -23,6 +23,7 @@ segments and new attempts. Without a choice: metrics of rank 0."""
 
 _DEFAULT_LINES: Final = 10
 _POLL_S: Final = 0.25
+_NAMED_METRICS: Final = 12
 _QUIET_S: Final = 30.0
 """After so long without a line, stderr says why."""
 
@@ -73,8 +74,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         source = _Commands(view)
     else:
         source = _Records(view, what, ranks, arguments.metrics or "*")
-    for line, document in source.last(arguments.n):
+    lines = source.last(arguments.n)
+    for line, document in lines:
         _print(line, document, output)
+    if not lines and arguments.n:
+        for sentence in _why_nothing(view, what, ranks, arguments.metrics):
+            output.say(sentence)
     if arguments.follow or arguments.until:
         return _follow(view, source, reached, output)
     for problem in source.problems():
@@ -202,6 +207,28 @@ def _print(line: str, document: documents.Document, output: Output) -> None:
         output.document(document)
     else:
         output.line(line)
+
+
+def _why_nothing(
+    view: views.RunView, what: str, ranks: frozenset[int] | None, pattern: str | None
+) -> list[str]:
+    """Name the ranks and metrics there are, where those asked for are not among them."""
+    seen = sorted({each.rank for each in view.participants})
+    if what == "commands" or not seen:
+        return []
+    unseen = sorted((ranks or frozenset()).difference(seen))
+    if unseen:
+        there = _wording.ranks_text(seen)
+        return [f"{_wording.ranks_text(unseen)}: not seen in this run; there is {there}"]
+    if pattern is None:
+        return []
+    names = view.metrics()
+    if any(fnmatch.fnmatchcase(name, pattern) for name in names):
+        whose = "these ranks" if ranks is None or len(ranks) > 1 else f"rank {min(ranks)}"
+        return [f"no line of {whose} has a metric {pattern!r}; --rank all looks at all"]
+    more = len(names) - _NAMED_METRICS
+    there = _wording.listed(names[:_NAMED_METRICS]) + (f" and {more} more" if more > 0 else "")
+    return [f"no metric fits {pattern!r}; there is {there}"]
 
 
 def _never(view: views.RunView) -> bool:

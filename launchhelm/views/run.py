@@ -78,7 +78,7 @@ class Losses:
 
 
 def open_run(
-    path: Path, *, observer: Observer | None = None, clock: Clock = SYSTEM_CLOCK
+    path: Path | str, *, observer: Observer | None = None, clock: Clock = SYSTEM_CLOCK
 ) -> RunView:
     """Open a run directory for reading, and look at it once.
 
@@ -86,7 +86,7 @@ def open_run(
         NotFound: There is no run at that path.
         StorageError: It cannot be read, or is of a newer format.
     """
-    view = RunView(path, observer or Observer(clock))
+    view = RunView(Path(path), observer or Observer(clock))
     view.refresh()
     return view
 

@@ -43,6 +43,11 @@ def beat(writers: list[WriterBuilder], clock: FakeClock, step: int | None, **mor
         writer.flush()
 
 
+def test_a_run_is_opened_by_a_path_of_either_kind(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path)
+    assert views.open_run(str(run.directory)).run_id == views.open_run(run.directory).run_id
+
+
 # --- the observer ---------------------------------------------------------------------------------
 
 

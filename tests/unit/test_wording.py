@@ -330,8 +330,8 @@ def test_a_long_name_keeps_both_ends() -> None:
             "finished after 51 s; rank 2 ended without an end record",
         ),
         (
-            _wording.finished_text(None, {rank: "terminated" for rank in range(1, 8)} | {9: "odd"}),
-            "finished; ranks 1, 2, 3, 4 and 3 more were terminated; rank 9 odd",
+            _wording.finished_text(None, dict.fromkeys(range(1, 8), "terminated") | {9: "odd"}),
+            "finished; ranks 1-7 were terminated; rank 9 odd",
         ),
         (
             _wording.failed_text(137, 12480, "RuntimeError: no\x1b"),

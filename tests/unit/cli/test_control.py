@@ -87,6 +87,24 @@ def test_a_field_that_does_not_fit_is_usage_and_nothing_is_written(
     assert commands_in(run.path) == []
 
 
+def test_a_group_written_as_it_is_shown_is_answered_with_its_number(run: MadeRun, cli: Cli) -> None:
+    ran = cli("control", "ddp-run", "lr", "lr=1", "group=group1")
+    assert ran.code == 2
+    assert "Write group=1." in ran.err
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [("x" * 70_000, "65,536 are allowed"), ("\udcff", "text in UTF-8")],
+)
+def test_a_reason_that_cannot_be_written_is_usage(
+    run: MadeRun, cli: Cli, reason: str, told: str
+) -> None:
+    ran = cli("control", "ddp-run", "lr", "lr=1", "--reason", reason)
+    assert ran.code == 2 and told in ran.err
+    assert commands_in(run.path) == []
+
+
 def test_an_unknown_control_names_those_there_are(run: MadeRun, cli: Cli) -> None:
     ran = cli("control", "ddp-run", "momentum", "value=1")
     assert ran.code == 2

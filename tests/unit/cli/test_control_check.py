@@ -83,6 +83,11 @@ def test_a_word_that_does_not_fit_names_the_field_and_what_it_takes(word: str, t
     assert told in f"{caught.value.message} {caught.value.remedy}"
 
 
+def test_a_zero_has_no_sign_and_a_bound_that_is_excluded_is_said() -> None:
+    assert str(_fields.payload_of(["lr=-0.0"], LR)["lr"]) == "0.0"
+    assert _fields.fields_text(LR).startswith("scale: a number above 0, optional; lr: a number ab")
+
+
 def test_a_field_given_twice_is_refused() -> None:
     with pytest.raises(UsageError, match="twice"):
         _fields.payload_of(["lr=1", "lr=2"], LR)

@@ -37,6 +37,22 @@ def test_a_pattern_and_ranks_choose(root: Path, cli: Cli) -> None:
     assert cli("tail", "--rank", "first").code == 2
 
 
+def test_nothing_that_fits_is_said_with_the_names_there_are(root: Path, cli: Cli) -> None:
+    run = MadeRun(root, ranks=3).train()
+    ran = cli("tail", "--metrics", "loss")
+    assert (ran.code, ran.out) == (0, "")
+    assert ran.err == "no metric fits 'loss'; there is optim/lr/group0, train/loss\n"
+    ran = cli("tail", "--rank", "9")
+    assert (ran.code, ran.out) == (0, "")
+    assert ran.err == "rank 9: not seen in this run; there is ranks 0-2\n"
+    ran = cli("tail", "--metrics", "train/*", "--rank", "1")
+    assert ran.err == "no line of rank 1 has a metric 'train/*'; --rank all looks at all\n"
+    run.journals[0].add("m", {f"m{number:02}\x1b": 1.0 for number in range(20)}, step=401)
+    ran = cli("tail", "--metrics", "loss")
+    assert "m00\\x1b" in ran.err and "m12" not in ran.err
+    assert ran.err.endswith(" and 10 more\n")
+
+
 def test_events_commands_and_console_have_lines_of_their_own(root: Path, cli: Cli) -> None:
     run = MadeRun(root).train()
     run.journals[0].add("ev", {"type": "message", "text": "warm\x1b"}, step=3)
