@@ -154,11 +154,10 @@ class Links:
         self.where: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.on_slow: Callable[[], None] = _nothing
         self.on_done: Callable[[], None] = _nothing
-        self._left: dict[int, dict[str, Any]] = {}
-        self._broken: dict[str, Any] | None = None
-        self._broke_first = False
+        self._losses: list[dict[str, Any]] = []
         self._exchange: Group | None = None
         self._data: Group | None = None
+        self._data_lost: Cause | None = None
         self._issued: list[tuple[_Packet, Work]] = []
         self._spare = [_Packet()]
         self._told = 0
@@ -265,7 +264,9 @@ class Links:
     def gather(self, row: bytes, *, on_data: bool = False) -> list[bytes]:
         """Exchange one row of a fixed size with every rank; rows in rank order."""
         group = self._data if on_data else self._exchange
-        assert group is not None
+        if group is None:
+            assert self._data_lost is not None
+            raise LinkLost(self._data_lost)
         own = torch.frombuffer(bytearray(row), dtype=torch.uint8)
         rows = [torch.empty_like(own) for _ in range(self.size)]
         self._wait(group.allgather(rows, own, self._limit))
@@ -309,6 +310,8 @@ class Links:
         ]
 
     def _usable_data(self, call: str) -> Group:
+        if self._data_lost is not None:
+            raise Unavailable(f"{call} has no more use: {self._data_lost.text}.")
         if self._data is None:
             raise Unavailable(f"{call} needs a group that could not be made: {self.why}.")
         return self._data
@@ -317,9 +320,22 @@ class Links:
         try:
             self._wait(work, data=True)
         except LinkLost as lost:
-            # Nothing is retried on a group once one operation on it was lost.
-            self._data, self.why = None, lost.cause.text
+            self._lose_data(lost.cause)
             raise Unavailable(f"{call} at step {self.where()[1]}: {lost.cause.text}.") from lost
+        except BaseException as error:
+            # Ctrl-C: the operation stays behind, so nothing may follow it.
+            text = f"{type(error).__name__} on rank {self._name(self.rank)} in {call}"
+            self._lose_data(Cause("broken", (self.rank,), text))
+            raise
+
+    def _lose_data(self, cause: Cause) -> None:
+        """Use the data group no more, and let the ranks that wait in it know why.
+
+        Nothing is retried on a group once one operation on it was lost: the ranks may be in
+        different operations from then on.
+        """
+        self._data, self._data_lost = None, cause
+        self._publish("data", cause)
 
     # Leaving, and losing.
 
@@ -334,12 +350,17 @@ class Links:
     def break_off(self, cause: Cause) -> None:
         """Use the exchange group no more, and let the ranks that wait in it know why."""
         self.drop()
-        if self._broken is None:
-            self._broken = {
-                "what": "broken", "rank": self.rank, "kind": cause.kind,
-                "ranks": list(cause.ranks), "text": cause.text,
-            }  # fmt: skip
-            self.board.say(self._broken)
+        self._publish("exchange", cause)
+
+    def _publish(self, what: str, cause: Cause) -> None:
+        # Only who has not heard of it tells it: with a thousand ranks one entry must do.
+        entry = {
+            "what": what, "rank": self.rank, "kind": cause.kind, "ranks": list(cause.ranks),
+            "text": cause.text,
+        }  # fmt: skip
+        if not any(each["what"] == what for each in self._losses):
+            self._losses.append(entry)
+            self.board.say(entry)
 
     def drop(self) -> None:
         """Forget what was issued; it dies with its group."""
@@ -349,8 +370,9 @@ class Links:
     def left_before(self, call: int) -> bool:
         """Whether every other rank has announced that it left before this call."""
         self._look()
+        left = self._left()
         others = set(range(self.size)) - {self.rank}
-        return all(rank in self._left and self._left[rank]["call"] < call for rank in others)
+        return all(rank in left and left[rank]["call"] < call for rank in others)
 
     @property
     def _limit(self) -> timedelta:
@@ -394,20 +416,24 @@ class Links:
         self.board.put(f"at/{self.rank}", json.dumps(self.where()))
 
     def _look(self) -> None:
-        for entry in self.board.news():
-            if entry["what"] == "left":
-                self._left.setdefault(entry["rank"], entry)
-            elif self._broken is None:
-                self._broken = entry
-                self._broke_first = not self._left
+        self._losses += (entry for entry in self.board.news() if entry["rank"] != self.rank)
+
+    def _left(self) -> dict[int, dict[str, Any]]:
+        return {entry["rank"]: entry for entry in self._losses if entry["what"] == "left"}
 
     def _known_cause(self, data: bool) -> Cause | None:
-        # What came first is the cause: ranks also leave because the exchange broke.
-        if self._left and (data or not self._broke_first):
-            return Cause("left", tuple(sorted(self._left)), _sentence_left(self._left))
-        if self._broken is not None and not data:
-            entry = self._broken
-            return Cause(entry["kind"], tuple(entry["ranks"]), entry["text"])
+        """Return why an operation cannot come about, None when it still may.
+
+        A rank that left or died is missed by both groups; all else is the loss of one of them.
+        """
+        mine = "data" if data else "exchange"
+        for entry in self._losses:
+            # What came first is the cause: ranks also leave because the exchange broke.
+            if entry["what"] == "left":
+                left = self._left()
+                return Cause("left", tuple(sorted(left)), _sentence_left(left))
+            if entry["what"] == mine or entry["kind"] in ("dead", "left"):
+                return Cause(entry["kind"], tuple(entry["ranks"]), entry["text"])
         return None
 
     def _failed(self, error: RuntimeError, data: bool) -> Cause:
@@ -426,14 +452,15 @@ class Links:
         return cause or Cause("broken", (), f"the connection broke: {_first_line(error)}")
 
     def _dead(self) -> list[int]:
-        if self._data is None:
+        group = self._data or self._exchange
+        if group is None:
             return []
         dead = []
         for rank in range(self.size):
             if rank != self.rank:
                 try:
                     # Nobody receives this; to a living rank it stays a notice of a few bytes.
-                    self._data.send([torch.zeros(1, dtype=torch.uint8)], rank, _PROBE_TAG)
+                    group.send([torch.zeros(1, dtype=torch.uint8)], rank, _PROBE_TAG)
                 except RuntimeError:
                     dead.append(rank)
         return dead

@@ -507,3 +507,88 @@ def test_the_data_group_reduces_gathers_and_names_a_rank_that_left() -> None:
     expected = [{"rank": 0, "text": ""}, {"rank": 1, "text": "ü"}]
     assert all(one.value[:2] == [3.0, expected] for one in ended)
     assert "rank 1" in ended[0].value[2]
+
+
+def _reduces_on(rank: int, size: int, tell: Any, dies_at: int) -> Any:
+    """Train with a reduction every 50 calls and nothing else that would join the ranks."""
+    import os
+    import signal
+
+    import torch
+
+    from launchhelm.errors import Unavailable
+
+    loop = Loop()
+    assert loop.links is not None
+    reduced, lost, longest_s = 0, [], 0.0
+    for step in range(1, 301):
+        if rank == 2 and step == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step == 20:
+            tell("trains")
+        if step % 50 == 0:
+            began = time.monotonic()
+            try:
+                loop.links.all_reduce(torch.tensor([1.0], dtype=torch.float64))
+                reduced += 1
+            except Unavailable as error:
+                lost.append(str(error))
+            longest_s = max(longest_s, time.monotonic() - began)
+        loop.step(step, 0.005)
+    loop.exchange.finish()
+    return loop.report(reduced=reduced, lost=lost, longest_s=longest_s)
+
+
+@pytest.mark.parametrize("dies_at", [100, 0])
+def test_a_killed_rank_ends_reductions_and_control_on_all_others(dies_at: int) -> None:
+    with Ranks(_reduces_on, 3, dies_at=dies_at) as ranks:
+        if not dies_at:
+            for rank in range(3):
+                ranks.wait_for(rank, "trains")
+            ranks.kill(2)
+        ended = ranks.wait(0, 1)
+    for one in ended:
+        assert one.code == 0, one.stderr
+        assert "300" in one.value["seen"]
+        assert one.value["reduced"] + len(one.value["lost"]) == 6
+        assert len(one.value["lost"]) >= 4
+        assert all("rank 2" in text for text in one.value["lost"])
+        assert one.value["longest_s"] < 10
+        assert not one.value["on"]
+        (notice,) = one.value["notices"]
+        assert "rank 2" in notice
+
+
+def _reduces_late(rank: int, size: int, tell: Any) -> Any:
+    import torch
+
+    from launchhelm.errors import Unavailable
+
+    loop = Loop(timeout_s=1.5 if rank == 0 else 30.0)
+    assert loop.links is not None
+    lost = []
+    if rank == 2:
+        deadline = time.monotonic() + 20.0
+        while not tell.told("lost", 2) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    for _ in range(2):
+        try:
+            loop.links.all_reduce(torch.tensor([1.0]))
+        except Unavailable as error:
+            lost.append(str(error))
+    loop.links.timeout_s = 30.0
+    tell("lost")
+    loop.steps(1, 30)
+    report = loop.report(lost=lost)
+    loop.exchange.finish()
+    return report
+
+
+def test_a_reduction_lost_on_one_rank_is_lost_on_all_and_control_stays_on() -> None:
+    ended = run_ranks(_reduces_late, 3)
+    for one in ended:
+        # What the others had begun still completes for the rank that comes late.
+        assert len(one.value["lost"]) == (1 if one.rank == 2 else 2)
+        assert all("rank 2" in text for text in one.value["lost"]), one.value["lost"]
+        assert one.value["on"], one.value["notices"]
+        assert not one.value["notices"]
