@@ -98,7 +98,7 @@ class LearningRate:
     )
 
     def __init__(self, rates: Rates) -> None:
-        self._rates = rates
+        self.rates = rates
 
     def problem(self, payload: Payload) -> str:
         """Judge by the schema, then by what only this process knows."""
@@ -114,8 +114,8 @@ class LearningRate:
         if len(given) != 1:
             return "lr takes exactly one of scale and lr."
         group = payload.get("group")
-        if group is not None and group >= self._rates.group_count:
-            count = self._rates.group_count
+        if group is not None and group >= self.rates.group_count:
+            count = self.rates.group_count
             return f"group {group} does not exist; the optimizer has {count} (from 0)."
         if payload.get("keep_ratios") and group is not None:
             return "keep_ratios is about all groups; leave out group."
@@ -130,24 +130,24 @@ class LearningRate:
 
     def _plan(self, payload: Payload) -> list[Change] | None:
         group = payload.get("group")
-        groups = range(self._rates.group_count) if group is None else [group]
+        groups = range(self.rates.group_count) if group is None else [group]
         if "scale" in payload:
-            return self._rates.scaled(groups, float(payload["scale"]))
+            return self.rates.scaled(groups, float(payload["scale"]))
         target = float(payload["lr"])
         if payload.get("keep_ratios"):
-            return self._rates.in_proportion(target)
-        return self._rates.absolute(groups, target)
+            return self.rates.in_proportion(target)
+        return self.rates.absolute(groups, target)
 
     def snapshot(self) -> object:
         """Remember rates and multipliers."""
-        return self._rates.snapshot()
+        return self.rates.snapshot()
 
     def apply(self, payload: Payload) -> Mapping[str, Any]:
         """Change the rates; the result lists every group."""
         changes = self._plan(payload)
         assert changes is not None, "problem() refuses what cannot be planned"
-        self._rates.apply(changes)
-        result: dict[str, Any] = {"lr": self._rates.now()}
+        self.rates.apply(changes)
+        result: dict[str, Any] = {"lr": self.rates.now()}
         held = [change.group for change in changes if change.held]
         if held:
             result["held_until_the_schedule_moves"] = held
@@ -155,15 +155,15 @@ class LearningRate:
 
     def restore(self, snapshot: Any) -> None:
         """Put rates and multipliers back."""
-        self._rates.restore(snapshot)
+        self.rates.restore(snapshot)
 
     def state(self) -> object:
         """Return rates and multipliers."""
-        return [self._rates.now(), self._rates.multipliers()]
+        return [self.rates.now(), self.rates.multipliers()]
 
     def values(self) -> Mapping[str, Any]:
         """Return the rate of each group."""
-        return {"lr": self._rates.now()}
+        return {"lr": self.rates.now()}
 
     def values_of(self, snapshot: Any) -> Mapping[str, Any]:
         """Return the rate that each group had."""

@@ -34,6 +34,10 @@ class Plant:
     def __contains__(self, name: str) -> bool:
         return name in self._controls
 
+    def control(self, name: str) -> StateControl:
+        """Return a control that is there."""
+        return self._controls[name]
+
     def values(self) -> dict[str, Any]:
         """Return what every control holds now, as people know it."""
         values: dict[str, Any] = {}

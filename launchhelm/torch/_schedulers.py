@@ -16,12 +16,24 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import (
+    ConstantLR,
+    ExponentialLR,
+    LinearLR,
+    MultiStepLR,
+    PolynomialLR,
+    ReduceLROnPlateau,
+    StepLR,
+)
+
+_FROM_CURRENT = (ConstantLR, ExponentialLR, LinearLR, MultiStepLR, PolynomialLR, StepLR)
+"""Schedules that multiply the rate they find, and can also say it in closed form."""
 
 _FLOAT32 = torch.finfo(torch.float32)
 
@@ -113,6 +125,23 @@ class Rates:
     def base(self, index: int) -> float:
         """Return the rate that the schedule of a group starts from, 0.0 when it says none."""
         return float(self.optimizer.param_groups[index].get("initial_lr", 0.0))
+
+    def is_unscaled(self, index: int) -> bool:
+        """Whether the schedule of a group gives what it would give had nobody commanded anything.
+
+        A multiplier of 1 is not enough: a schedule that computes from the current rate carries on
+        a scaled one that a checkpoint brought back.
+        """
+        if self._slot(index).multiplier != 1.0 or self._slot(index).held:
+            return False
+        if not isinstance(self.scheduler, _FROM_CURRENT):
+            return True
+        try:
+            closed: Any = self.scheduler
+            own = float(closed._get_closed_form_lr()[index])
+        except Exception:  # Torch's own and private; without it the multiplier must do.
+            return True
+        return math.isclose(float(self.optimizer.param_groups[index]["lr"]), own, rel_tol=1e-3)
 
     # Planning: reads, changes nothing.
 

@@ -27,6 +27,7 @@ from launchhelm.torch._controls import (
     TunableControl,
     TunableValue,
 )
+from launchhelm.torch._controls_past import Commanded, commanded, undone
 from launchhelm.torch._desk import Panel, TrainingDesk
 from launchhelm.torch._errors import DivergedStateError
 from launchhelm.torch._exchange import ControlStatus, Exchange
@@ -103,6 +104,14 @@ class Trainer:
             status = self._exchange.status
         self._panel = Panel(run, self._plant, status) if control.is_coordinator else None
         self._odd_names: set[str] = set()
+        # What earlier attempts were commanded, until it is known whether it is still in effect.
+        self._past: dict[str, Commanded] = {}
+        self._has_new_control = False
+        if control.is_coordinator and run.attempt.number > 1:
+            try:
+                self._past = commanded(run.directory, run.attempt.number)
+            except Exception as error:
+                self._fault("past commands", error)
         self._failure: DivergedStateError | None = None
         self._reason = "the process ended without finish()"
         self._has_stepped = False
@@ -224,6 +233,8 @@ class Trainer:
         else:
             raise TypeError(f"step must be an int, got {type(step).__name__}; use int(step).")
         self._step = number
+        if self._has_new_control:
+            self._tell_undone()
         now = time.monotonic()
         if self._desk is not None and self._desk.landed:
             self._log_effects(self._desk.landed, number)
@@ -243,6 +254,19 @@ class Trainer:
                 raise
         if self._panel is not None:
             self._look(self._panel, number, now)
+
+    def _tell_undone(self) -> None:
+        """Say which commands of earlier attempts this one lost. The script has loaded its state."""
+        self._has_new_control = False
+        for name in [name for name in self._past if name in self._plant]:
+            try:
+                text = undone(self._plant.control(name), self._past.pop(name))
+                if text and self._desk is not None:
+                    text += " Send the command again to have it back."
+                if text:
+                    _noticing(self.run, self.is_coordinator)(text)
+            except Exception as error:
+                self._fault("past commands", error)
 
     def _look(self, panel: Panel, number: int, now: float) -> None:
         try:
@@ -374,8 +398,10 @@ class Trainer:
         """Declare a value that may be changed live. Every rank calls it; not collective.
 
         Returns:
-            An object whose `value` is always the current one, the same on all ranks. A value kept
-            by the run that is resumed beats the default.
+            An object whose `value` is always the current one, the same on all ranks as long as
+            every rank declares the same default; that is not checked. On a resume, a value that
+            the script kept by `run.keep({"tunables": {name: value}})` beats the default. A live
+            change alone is not kept: an attempt that starts without it says so.
 
         Raises:
             ValueError: A bad or repeated name, or limits that do not fit the default.
@@ -462,6 +488,7 @@ class Trainer:
 
     def _offer(self, control: StateControl) -> None:
         self._plant.add(control)
+        self._has_new_control = bool(self._past)
         if self._desk is not None:
             self.capabilities[control.name] = self._desk.register(control)
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch.optim import SGD
-from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler
 
 import launchhelm.torch as lht
 from launchhelm.records import Command, Outcome
@@ -398,6 +398,171 @@ def test_kept_values_beat_defaults_on_a_resume(tmp_path: Path) -> None:
     second.step(loss=1)
     second.finish()
     assert [step for step, _ in series(only_run(tmp_path), "train/loss")] == [12, 13]
+
+
+class Job:
+    """One attempt of a script, with a schedule of whatever kind, or with none."""
+
+    def __init__(self, root: Path, schedule: str = "", resume: str = "") -> None:
+        self.trainer = lht.init("undone", state_dir=root, resume=resume)
+        self.optimizer = make_optimizer(0.1, 0.2)
+        self.scheduler: LRScheduler | None = None
+        if schedule == "lambda":
+            self.scheduler = LambdaLR(self.optimizer, lambda step: 1.0)
+        if schedule == "exponential":
+            self.scheduler = ExponentialLR(self.optimizer, 0.5)
+        self.trainer.watch(torch.nn.Linear(1, 1), self.optimizer, self.scheduler)
+
+    def move(self) -> None:
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def load(self, other: Job) -> None:
+        self.optimizer.load_state_dict(other.optimizer.state_dict())
+        if self.scheduler is not None and other.scheduler is not None:
+            self.scheduler.load_state_dict(other.scheduler.state_dict())
+
+    def end(self) -> str:
+        self.trainer.finish(close_run=False)
+        return self.trainer.run.run_id
+
+
+def undone(job: Job, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Take two steps and return what was said, once in the log and once in the records."""
+    caplog.clear()
+    job.trainer.step(loss=1)
+    job.trainer.step(loss=1)
+    logged = [each.message.removeprefix("launchhelm: ") for each in caplog.records]
+    number = job.trainer.run.attempt.number
+    noticed = [
+        each.body["text"]
+        for each in records(on_disk(job.trainer), "ev")
+        if each.body["type"] == "notice" and each.writer.attempt == number
+    ]
+    assert logged == noticed
+    return logged
+
+
+def test_a_restart_says_which_live_changes_are_not_in_effect_any_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Job(tmp_path)
+    first.trainer.tunable("gain", 1.0)
+    first.trainer.tunable("kept", 1)
+    first.trainer.tunable("late", "a")
+    rate = command(first.trainer, "one", "lr", scale=0.5)
+    gain = command(first.trainer, "two", "set_gain", value=2)
+    command(first.trainer, "three", "set_kept", value=5)
+    command(first.trainer, "four", "set_late", value="b")
+    first.trainer.run.keep({"tunables": {"kept": 5}})
+    run_id = first.end()
+    for attempt in (2, 3):
+        job = Job(tmp_path, resume=run_id)
+        job.trainer.tunable("gain", 1.0)
+        job.trainer.tunable("kept", 1)
+        assert undone(job, caplog) == [
+            f"lr is [0.1, 0.2]; [0.05, 0.1] was commanded at step {rate.applied_at['step']} of "
+            "attempt 1 and is not in effect any more (reverted by restart). "
+            "Send the command again to have it back.",
+            f"set_gain is 1; 2 was commanded at step {gain.applied_at['step']} of "
+            "attempt 1 and is not in effect any more (reverted by restart). "
+            "Send the command again to have it back.",
+        ], attempt
+        caplog.clear()
+        job.trainer.tunable("late", "a")
+        job.trainer.step()
+        assert "set_late is 'a'; 'b' was commanded" in caplog.text
+        job.end()
+
+
+def test_a_restart_that_loads_a_commanded_rate_without_a_schedule_says_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Job(tmp_path)
+    command(first.trainer, "one", "lr", scale=0.5, group=1)
+    second = Job(tmp_path, resume=first.end())
+    second.load(first)
+    assert undone(second, caplog) == []
+    second.optimizer.param_groups[1]["lr"] = 0.01  # The script's own, as the run records.
+    assert second.trainer._panel is not None
+    command(second.trainer, "two", "lr", lr=0.02)
+    second.optimizer.param_groups[0]["lr"] = 0.003
+    second.trainer._panel.note(second.trainer.global_step)
+    third = Job(tmp_path, resume=second.end())
+    third.load(second)
+    assert undone(third, caplog) == []
+    third.end()
+
+
+def test_a_restart_says_that_a_schedule_is_unscaled_again_although_the_rate_was_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Job(tmp_path, "lambda")
+    command(first.trainer, "one", "lr", scale=0.25)
+    command(first.trainer, "two", "lr", scale=2)
+    run_id = first.end()
+    for moves in (0, 1):
+        job = Job(tmp_path, "lambda", resume=run_id)
+        job.load(first)
+        for _ in range(moves):
+            job.move()
+        (said,) = undone(job, caplog)
+        rates = "[0.1, 0.2]" if moves else "[0.05, 0.1]"
+        assert said.startswith(f"lr is {rates} and its schedule is unscaled; a factor of 0.5 was")
+        job.end()
+
+
+def test_a_schedule_that_goes_on_from_a_loaded_rate_has_lost_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Job(tmp_path, "exponential")
+    command(first.trainer, "one", "lr", scale=0.25)
+    first.move()
+    run_id = first.end()
+    second = Job(tmp_path, "exponential", resume=run_id)
+    second.load(first)
+    second.move()
+    assert undone(second, caplog) == []
+    second.end()
+    third = Job(tmp_path, "exponential", resume=run_id)
+    third.move()
+    (said,) = undone(third, caplog)
+    assert "a factor of 0.25 was commanded" in said
+    third.end()
+
+
+def test_changes_that_were_taken_back_by_command_are_not_missed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Job(tmp_path, "lambda")
+    first.trainer.tunable("gain", 1.0)
+    for id_, name, payload in (
+        ("one", "lr", {"scale": 0.5}),
+        ("two", "lr", {"scale": 2}),
+        ("three", "set_gain", {"value": 2}),
+        ("four", "set_gain", {"value": 1}),
+    ):
+        command(first.trainer, id_, name, **payload)
+    second = Job(tmp_path, "lambda", resume=first.end())
+    second.trainer.tunable("gain", 1.0)
+    assert undone(second, caplog) == []
+    second.end()
+
+
+def test_a_run_whose_past_cannot_be_read_trains_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> None:
+        raise OSError("gone")
+
+    run_id = Job(tmp_path).end()
+    monkeypatch.setattr("launchhelm.torch._trainer.commanded", broken)
+    with caplog.at_level(logging.CRITICAL):
+        second = Job(tmp_path, resume=run_id)
+    second.trainer.step(loss=1)
+    assert second.trainer.run.recorder.faults["past commands"] == 1
+    second.end()
 
 
 # The end.
