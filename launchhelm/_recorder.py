@@ -352,7 +352,8 @@ class Recorder:
         # A beat that comes late is not made up for, and one that cannot be written is left out.
         self._beat_pause_s = min(2 * self._beat_pause_s, self._heartbeat_s)
         self._beat_due = max(self._beat_due + self._beat_pause_s, now)
-        self._faults.guard("recorder", self._drain.check)
+        if self._beat_pause_s >= self._heartbeat_s:  # Four times a minute, not more.
+            self._faults.guard("recorder", self._drain.check)
         progress = self.progress
         body: dict[str, Any] = {
             "n": next(self._beats),
