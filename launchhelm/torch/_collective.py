@@ -25,7 +25,7 @@ import json
 import socket
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 
 from launchhelm.errors import Unavailable
-from launchhelm.torch._board import Board, default_store, prefixed
+from launchhelm.torch._board import Board, Meeting, Met, Store, default_store, prefixed
 from launchhelm.torch._protocol import Cause
 
 PACKET_INTEGERS: Final = 8
@@ -118,8 +118,7 @@ def make_links(
     members = tuple(dist.get_process_group_ranks(process_group))
     number = _made[members] = _made.get(members, 0) + 1
     digest = hashlib.sha256(repr(members).encode()).hexdigest()[:12]
-    board = Board(default_store(), f"launchhelm/{digest}/{number}")
-    links = Links(rank, size, board, timeout_s)
+    links = Links(rank, size, default_store(), f"launchhelm/{digest}/{number}", timeout_s)
     links.connect(agree_s)
     if required and not links.on:
         raise Unavailable(
@@ -143,10 +142,18 @@ class Links:
         on_slow: Called once in a wait that passes 0.1 s, and `on_done` when that wait is over.
     """
 
-    def __init__(self, rank: int, size: int, board: Board, timeout_s: float) -> None:
+    def __init__(self, rank: int, size: int, store: Store, prefix: str, timeout_s: float) -> None:
         self.rank = rank
         self.size = size
-        self.board = board
+        host = socket.gethostname()
+        self._store = store
+        self._prefix = prefix
+        self._meeting = Meeting(
+            prefixed(prefix, store), rank, size, {"host": host, "address": _resolve(host)}
+        )
+        self._met: Met | None = None
+        # Until the ranks have met, a board that nobody else looks at.
+        self.board = Board(store, f"{prefix}/{self._meeting.token}")
         self.timeout_s = timeout_s
         self.hosts: tuple[str, ...] = ()
         self.on = False
@@ -170,22 +177,36 @@ class Links:
         Both decisions are the first writer's word, so a rank that has waited too long and a
         coordinator that comes late cannot decide differently.
         """
-        board, ranks = self.board, range(self.size)
-        host = socket.gethostname()
-        board.put(f"here/{self.rank}", json.dumps({"host": host, "address": _resolve(host)}))
-        keys = [f"here/{rank}" for rank in ranks]
-        word = ""
+        try:
+            self.why = self._meet(agree_s) or self._agree_on_groups(agree_s)
+        except RuntimeError as error:
+            self.why = f"the store of the process group failed: {_first_line(error)}"
+        self.on = not self.why
+
+    def _meet(self, agree_s: float) -> str:
+        meeting = self._meeting
         if self.rank == 0:
-            missing = [] if board.wait(keys, agree_s) else self._missing(keys)
-            word = f"rank {_list(missing)} did not come within {agree_s:g} s" if missing else "go"
-        elif not board.wait(["start"], agree_s + 5.0):
-            word = f"rank 0 said nothing within {agree_s:g} s"
-        word = board.decide("start", word)
-        if word != "go":
-            self.why = word
-            return
-        facts = [json.loads(board.read(key) or "{}") for key in keys]
-        self.hosts = tuple(str(fact.get("host", "")) for fact in facts)
+            return self._enter(meeting.lead(agree_s))
+        met = meeting.join(agree_s + 5.0)
+        if met is None:
+            why = meeting.give_up(
+                f"rank 0 did not say within {agree_s:g} s that all ranks are there"
+            )
+            met = None if why else meeting.join(5.0)
+            if met is None:
+                return why or "rank 0 is gone"
+        return self._enter(met)
+
+    def _enter(self, met: Met) -> str:
+        self._met = met
+        self.board = Board(self._store, f"{self._prefix}/{met.nonce}")
+        if not met.word:
+            self.hosts = tuple(str(fact["host"]) for fact in met.facts)
+        return met.word
+
+    def _agree_on_groups(self, agree_s: float) -> str:
+        assert self._met is not None
+        board, ranks = self.board, range(self.size)
         error = self._make_groups(agree_s)
         board.put(f"made/{self.rank}", error)
         word = ""
@@ -193,11 +214,11 @@ class Links:
             keys = [f"made/{rank}" for rank in ranks]
             missing = [] if board.wait(keys, agree_s + 5.0) else self._missing(keys)
             errors = {rank: board.read(f"made/{rank}") for rank in ranks if rank not in missing}
-            word = _judge_groups(missing, errors, facts)
+            word = _judge_groups(missing, errors, self._met.facts)
         elif not board.wait(["groups"], 2 * agree_s + 10.0):
             word = "rank 0 did not say whether all groups were made"
         word = board.decide("groups", word)
-        self.on, self.why = word == "on", "" if word == "on" else word
+        return "" if word == "on" else word
 
     def _missing(self, keys: Sequence[str]) -> list[int]:
         return [rank for rank, key in enumerate(keys) if self.board.read(key) is None]
@@ -220,11 +241,22 @@ class Links:
         """
         self._told += 1
         key = f"told/{self._told}"
+        deadline = time.monotonic() + timeout_s
         try:
+            if self._met is None:
+                # This rank went on without control before rank 0 came, if it comes at all.
+                met = self._meeting.join(timeout_s, off=self.why)
+                if met is None:
+                    raise Unavailable(
+                        f"Rank 0 said nothing to this rank for {timeout_s:g} s.",
+                        kept=f"Before: {self.why}.",
+                        remedy="Let all ranks call init at about the same time.",
+                    )
+                self._enter(met)
             if self.rank == 0:
                 self.board.store.set(key, json.dumps(value))
                 return value
-            if self.board.wait([key], timeout_s):
+            if self.board.wait([key], deadline - time.monotonic()):
                 return json.loads(self.board.store.get(key))
         except RuntimeError as error:
             raise Unavailable(f"Rank 0 is gone: {_first_line(error)}.") from error
@@ -489,7 +521,7 @@ def _make_group(board: Board, name: str, rank: int, size: int, limit_s: float) -
 
 
 def _judge_groups(
-    missing: Sequence[int], errors: dict[int, str | None], facts: Sequence[dict[str, Any]]
+    missing: Sequence[int], errors: dict[int, str | None], facts: Sequence[Mapping[str, Any]]
 ) -> str:
     """Decide whether control is on; else say why, and which addresses the ranks advertised."""
     failed = {rank: text for rank, text in errors.items() if text}

@@ -592,3 +592,55 @@ def test_a_reduction_lost_on_one_rank_is_lost_on_all_and_control_stays_on() -> N
         assert all("rank 2" in text for text in one.value["lost"]), one.value["lost"]
         assert one.value["on"], one.value["notices"]
         assert not one.value["notices"]
+
+
+def _restarts(rank: int, size: int, tell: Any) -> Any:
+    from launchhelm.torch import _collective
+
+    told = []
+    for number in range(4):
+        _collective._made.clear()  # As in a new process; the store keeps all keys.
+        loop = Loop([fields(command("lr", 3, value=0.5))])
+        assert loop.links is not None
+        assert loop.links.on, loop.links.why
+        told.append(loop.links.broadcast_json({"run": number} if rank == 0 else None))
+        told.append(loop.links.gather_json([rank, number]))
+        loop.steps(1, 30)
+        told.append(loop.exchange.status.on)
+        told.append(loop.notices)
+        if (rank + number) % 2:
+            loop.exchange.finish()  # The others end as if they had been killed.
+    return told
+
+
+def test_an_incarnation_in_a_store_with_the_keys_of_earlier_ones_starts_afresh() -> None:
+    ended = run_ranks(_restarts, 2)
+    expected: list[Any] = []
+    for number in range(4):
+        expected += [{"run": number}, [[0, number], [1, number]], True, []]
+    assert [one.value for one in ended] == [expected, expected]
+
+
+def _comes_late(rank: int, size: int, tell: Any, late: int) -> Any:
+    from launchhelm.errors import Unavailable
+    from launchhelm.torch._collective import make_links
+
+    if rank == late:
+        deadline = time.monotonic() + 30.0
+        while not tell.told("gave up", 1) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    links = make_links(agree_s=0.5)
+    assert links is not None
+    tell("gave up")
+    try:
+        return [links.on, links.why, links.broadcast_json({"run": rank}, timeout_s=20.0)]
+    except Unavailable as error:
+        return [links.on, links.why, str(error)]
+
+
+def test_ranks_that_gave_up_on_rank_0_still_learn_the_run_and_control_is_off_alike() -> None:
+    values = [one.value for one in run_ranks(_comes_late, 3, late=0)]
+    assert {why for _, why, _ in values} == {
+        "rank 0 did not say within 0.5 s that all ranks are there"
+    }
+    assert [(on, told) for on, _, told in values] == [(False, {"run": 0})] * 3
