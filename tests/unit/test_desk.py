@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,12 @@ from launchhelm._commands import CommandDesk
 from launchhelm.controls import schema
 from launchhelm.models import Capability, Scope, opaque_schema
 from launchhelm.records import Command, Outcome, WriterId
+from launchhelm.store import inbox
 from launchhelm.store.claims import Ledger
 from launchhelm.store.inbox import Inbox
 from launchhelm.store.manifest import Attempt, take_attempt
 from tests.support.journals import final_outcomes, records
-from tests.support.runs import DirectRecorder, TurnedClock, empty_run, send
+from tests.support.runs import DirectRecorder, TurnedClock, empty_run, running, send, until
 
 LR = schema.record([schema.field("lr", schema.number(minimum=0))])
 
@@ -316,3 +320,48 @@ def test_a_participant_has_at_most_64_safe_points(office: Office) -> None:
     with pytest.raises(ValueError, match="64"):
         office.desk.advertise("one_more")
     office.desk.advertise("p0")
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "run-directory.md"
+
+
+def documented(what: str) -> set[str]:
+    """Return the fields of the table of that name in docs/run-directory.md."""
+    table = PAGE.read_text("utf-8").partition(f"| field of {what} | meaning |\n")[2]
+    return set(re.findall(r"^\| `(\w+)` \|", table.partition("\n\n")[0], flags=re.M))
+
+
+def test_every_field_of_a_command_and_of_its_outcome_is_documented() -> None:
+    full = Command(
+        "c", "n", {}, "ann", 1.0, "why", 7, 1, first_step=1, last_step=2, expected={"lr": 1}
+    )
+    body = json.loads(inbox.encode(dataclasses.replace(full, server={"id": "s"})))
+    assert documented("a command") == set(body)
+    names = {each.name for each in dataclasses.fields(Outcome)} - {"command"} | {"cmd"}
+    assert documented("an outcome") == names
+
+
+def test_a_command_written_by_hand_as_documented_is_answered(tmp_path: Path) -> None:
+    text = PAGE.read_text("utf-8").partition("```json\n")[2].partition("```")[0]
+    rates: list[float] = []
+    with running(tmp_path) as run:
+        run.command("after_step", name="set_rate")(take_rate(rates))
+        hidden = run.directory / "control" / ".by-hand"
+        hidden.write_text(text)
+        hidden.rename(hidden.with_name("new.00000000000000000000.halve-1.json"))
+        until(lambda: run.sync("after_step", step=99) or list(hidden.parent.glob("got.*")))
+        assert rates == []
+        until(lambda: run.sync("after_step", step=100))
+    assert rates == [0.5]
+    [outcome] = final_outcomes(run.directory)["halve-1"]
+    assert (outcome.state, outcome.name, outcome.reason) == ("applied", "set_rate", "noisy")
+    [claimed, *_] = records(run.directory, "oc")
+    assert set(claimed.body) <= documented("an outcome")
+    assert claimed.body["first_step"] == 100
+
+
+def take_rate(rates: list[float]) -> Callable[[float], None]:
+    def set_rate(value: float) -> None:
+        rates.append(value)
+
+    return set_rate
