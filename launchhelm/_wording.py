@@ -18,6 +18,9 @@ NOT_PICKED_UP_EXCHANGES: Final = 3
 NOT_PICKED_UP_S: Final = 30.0
 """A waiting command is called not picked up after this many exchanges and at least this long."""
 
+_SEVERAL_LOOKS_S: Final = 6.0
+"""Rank 0 looks into the inbox every 0.5 to 5 s; after this long it is worth a word."""
+
 RANK_MARKS: Final[Mapping[str, str]] = {
     "ok": "",
     "starting": "…",
@@ -227,6 +230,9 @@ def _waiting(command: CommandLike, around: Around, *, picked_up: bool) -> Senten
             f", running for {duration(around.handler_s)}" if around.handler_s is not None else ""
         )
         return Sentence("Waiting", f" behind `{plain(around.handler)}`{running}", mark="◆")
+    if not picked_up and around.waited_s is not None and around.waited_s >= _SEVERAL_LOOKS_S:
+        rest = f": rank 0 has not picked it up for {duration(around.waited_s)}"
+        return Sentence("Waiting", rest, mark="◆")
     first_step = command.first_step
     if first_step is not None and (around.step is None or around.step < first_step):
         rest = ""

@@ -138,6 +138,11 @@ def test_each_evidence_has_its_sentence(sentence: str, expected: str) -> None:
             "Waiting behind `checkpoint`, running for 41 s",
         ),
         (
+            Around(waited_s=8, exchange_s=0.5),
+            14000,
+            "Waiting: rank 0 has not picked it up for 8 s",
+        ),
+        (
             Around(waited_s=95, quiet=[Quiet(0, "silent", 140)]),
             None,
             "Not picked up for 95 s: rank 0 is silent, no heartbeat for 140 s. Nothing has changed",
