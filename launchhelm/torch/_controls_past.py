@@ -60,6 +60,19 @@ class Commanded:
         self.seen = new
 
 
+def kept(restored: Mapping[str, Any]) -> tuple[int, float | None, Mapping[str, Any]]:
+    """Read step, gradient clip and tunables out of what a run kept; odd parts are left out."""
+    own, control = restored.get("launchhelm.torch"), restored.get("control")
+    step = own.get("step") if isinstance(own, Mapping) else None
+    limit = control.get("grad_clip") if isinstance(control, Mapping) else None
+    tunables = restored.get("tunables")
+    return (
+        step if isinstance(step, int) and not isinstance(step, bool) else 0,
+        float(limit) if isinstance(limit, int | float) and limit > 0 else None,
+        tunables if isinstance(tunables, Mapping) else {},
+    )
+
+
 def commanded(directory: Path, attempt: int) -> dict[str, Commanded]:
     """Read what the attempts before this one were commanded, by control.
 

@@ -24,15 +24,20 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import (
     ConstantLR,
+    CosineAnnealingLR,
     ExponentialLR,
     LinearLR,
     MultiStepLR,
     PolynomialLR,
     ReduceLROnPlateau,
+    SequentialLR,
     StepLR,
 )
 
-_FROM_CURRENT = (ConstantLR, ExponentialLR, LinearLR, MultiStepLR, PolynomialLR, StepLR)
+_FROM_CURRENT = (
+    *(ConstantLR, CosineAnnealingLR, ExponentialLR, LinearLR),
+    *(MultiStepLR, PolynomialLR, StepLR),
+)
 """Schedules that multiply the rate they find, and can also say it in closed form."""
 
 _FLOAT32 = torch.finfo(torch.float32)
@@ -134,10 +139,15 @@ class Rates:
         """
         if self._slot(index).multiplier != 1.0 or self._slot(index).held:
             return False
-        if not isinstance(self.scheduler, _FROM_CURRENT):
-            return True
         try:
-            closed: Any = self.scheduler
+            schedule = self.scheduler
+            if isinstance(schedule, SequentialLR):
+                if schedule.last_epoch < schedule._milestones[-1]:
+                    return True  # The next part starts from its base, whatever this one does.
+                schedule = schedule._schedulers[-1]
+            if not isinstance(schedule, _FROM_CURRENT):
+                return True
+            closed: Any = schedule
             own = float(closed._get_closed_form_lr()[index])
         except Exception:  # Torch's own and private; without it the multiplier must do.
             return True

@@ -27,7 +27,7 @@ from launchhelm.torch._controls import (
     TunableControl,
     TunableValue,
 )
-from launchhelm.torch._controls_past import Commanded, commanded, undone
+from launchhelm.torch._controls_past import Commanded, commanded, kept, undone
 from launchhelm.torch._desk import Panel, TrainingDesk
 from launchhelm.torch._errors import DivergedStateError
 from launchhelm.torch._exchange import ControlStatus, Exchange
@@ -78,7 +78,7 @@ class Trainer:
         self.on_partial_failure = on_partial_failure
         self.capabilities: dict[str, Document] = {}
         self._links = links
-        self._step, self._grad_clip, self._kept_tunables = _kept(run.restored)
+        self._step, self._grad_clip, self._kept_tunables = kept(run.restored)
         self._model: Any = None
         self._optimizer: Any = None
         self._rates: Rates | None = None
@@ -501,19 +501,6 @@ class Trainer:
 
     def _fault(self, component: str, error: Exception) -> None:
         self.run.fault(component, error)
-
-
-def _kept(restored: Mapping[str, Any]) -> tuple[int, float | None, Mapping[str, Any]]:
-    """Read step, gradient clip and tunables out of what a run kept; odd parts are left out."""
-    own, control = restored.get("launchhelm.torch"), restored.get("control")
-    step = own.get("step") if isinstance(own, Mapping) else None
-    limit = control.get("grad_clip") if isinstance(control, Mapping) else None
-    tunables = restored.get("tunables")
-    return (
-        step if isinstance(step, int) and not isinstance(step, bool) else 0,
-        float(limit) if isinstance(limit, int | float) and limit > 0 else None,
-        tunables if isinstance(tunables, Mapping) else {},
-    )
 
 
 def _noticing(run: Run, is_coordinator: bool) -> Callable[[str], None]:

@@ -386,3 +386,73 @@ def test_a_factor_that_overflows_is_not_sound() -> None:
     for factor in (float("inf"), 1e300, 1e-300):
         assert "rate" in unsound(rates.scaled([0], factor)[0])
     assert "rate" in unsound(rates.absolute([0], float("nan"))[0])
+
+
+FROM_CURRENT: list[tuple[Callable[[SGD], Any], bool]] = [
+    (lambda given: torch_schedulers.ExponentialLR(given, 0.9), True),
+    (lambda given: torch_schedulers.StepLR(given, 2, gamma=0.5), True),
+    (lambda given: torch_schedulers.MultiStepLR(given, [2, 6], gamma=0.5), True),
+    (lambda given: torch_schedulers.LinearLR(given, 0.1, total_iters=9), True),
+    (lambda given: torch_schedulers.ConstantLR(given, 0.5, total_iters=4), True),
+    (lambda given: torch_schedulers.PolynomialLR(given, 9), True),
+    (lambda given: torch_schedulers.CosineAnnealingLR(given, 9), True),
+    (lambda given: torch_schedulers.LambdaLR(given, lambda step: 1 / (1 + step)), False),
+    (lambda given: torch_schedulers.OneCycleLR(given, 0.3, total_steps=20), False),
+    (
+        lambda given: torch_schedulers.SequentialLR(
+            given,
+            [
+                torch_schedulers.LinearLR(given, 0.1, total_iters=2),
+                torch_schedulers.CosineAnnealingLR(given, 9),
+            ],
+            [2],
+        ),
+        True,
+    ),
+    (
+        lambda given: torch_schedulers.SequentialLR(
+            given,
+            [
+                torch_schedulers.LinearLR(given, 0.1, total_iters=6),
+                torch_schedulers.CosineAnnealingLR(given, 9),
+            ],
+            [6],
+        ),
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "carries_on"), FROM_CURRENT)
+def test_a_schedule_is_unscaled_where_loaded_states_do_not_carry_a_factor_on(
+    make: Callable[[SGD], Any], carries_on: bool
+) -> None:
+    def started() -> tuple[SGD, Any]:
+        given = SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        return given, make(given)
+
+    def move(given: SGD, schedule: Any, steps: int) -> list[float]:
+        rates = []
+        for _ in range(steps):
+            given.step()
+            schedule.step()
+            rates.append(float(given.param_groups[0]["lr"]))
+        return rates
+
+    plain, plain_schedule = started()
+    move(plain, plain_schedule, 4)
+    assert Rates(plain, plain_schedule).is_unscaled(0)
+
+    first, first_schedule = started()
+    rates = Rates(first, first_schedule)
+    rates.apply(rates.scaled([0], 0.5))
+    move(first, first_schedule, 4)
+    assert not rates.is_unscaled(0)
+
+    second, second_schedule = started()
+    second.load_state_dict(first.state_dict())
+    second_schedule.load_state_dict(first_schedule.state_dict())
+    assert Rates(second, second_schedule).is_unscaled(0) is not carries_on
+    if carries_on:
+        wanted = move(plain, plain_schedule, 3)
+        assert move(second, second_schedule, 3) == pytest.approx([0.5 * rate for rate in wanted])
