@@ -410,7 +410,7 @@ def _sub_group(rank: int, size: int, tell: Any) -> Any:
     if rank not in (1, 3):
         return None
     loop = Loop([fields(command("lr", 3, value=0.5))], process_group=group)
-    loop.steps(1, 100)
+    loop.steps(1, 400)
     loop.exchange.finish()
     return loop.report(size=loop.links.size if loop.links else 0)
 
