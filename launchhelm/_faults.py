@@ -39,7 +39,7 @@ class Faults:
             _log.error(
                 "Recording has a fault in its %s: %s. Training goes on.",
                 component,
-                error,
+                str(error).rstrip("."),
                 exc_info=error if is_ours else None,
             )
             self.note(component, f"{type(error).__name__}: {error}", 1)
