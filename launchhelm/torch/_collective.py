@@ -11,6 +11,9 @@ Facts of torch 2.13 that shaped this module, each found by a small test:
 - A killed peer closes its sockets: operations with it fail at once, others may still succeed, so a
   broadcast may reach some ranks only. A `send` to a dead peer raises at once, which names it.
 - A rank that leaves or is stopped closes nothing; hence the board and the deadline.
+- Whoever drops the last reference to an operation also drops its tensors, for which it needs the
+  GIL. When that is gloo's own thread, and Python shuts down while it waits for the GIL, the process
+  aborts. So an operation is kept well past its end, and one that never ends is kept for good.
 - What runs twice a second finds its code and data cold: `torch.tensor` of eight integers then takes
   3 to 6 ms, an operation on memory that is there already about one. So packets are kept.
 
@@ -25,6 +28,7 @@ import json
 import socket
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, Protocol
@@ -45,9 +49,13 @@ _SLEEP_S: Final = (20e-6, 0.002)
 _GLOO_MARGIN_S: Final = 60.0
 _PROBE_TAG: Final = 0x1A2C
 _MAX_JSON_BYTES: Final = 16 << 20
+_KEPT_OPERATIONS: Final = 8
 
 _made: dict[tuple[int, ...], int] = {}
 """How many trainers this process made for each set of ranks. All ranks count alike."""
+
+_recent: deque[Work] = deque()
+"""The last operations of this process, each with one reference too many."""
 
 
 class Work(Protocol):
@@ -269,7 +277,8 @@ class Links:
         assert self._exchange is not None and len(integers) == PACKET_INTEGERS
         packet = self._spare.pop() if self._spare else _Packet()
         packet.integers[:] = array("q", integers)
-        self._issued.append((packet, self._exchange.broadcast(packet.tensor, 0, self._limit)))
+        work = _kept(self._exchange.broadcast(packet.tensor, 0, self._limit))
+        self._issued.append((packet, work))
 
     def receive(self) -> list[int]:
         """Wait for the packet that is due: the issued one, or on a peer the coordinator's."""
@@ -278,7 +287,7 @@ class Links:
             packet, work = self._issued.pop(0)
         else:
             packet = self._spare.pop() if self._spare else _Packet()
-            work = self._exchange.broadcast(packet.tensor, 0, self._limit)
+            work = _kept(self._exchange.broadcast(packet.tensor, 0, self._limit))
         self._wait(work)
         # Only after the wait: gloo may still write into the memory of one that was lost.
         self._spare.append(packet)
@@ -290,7 +299,7 @@ class Links:
         tensor = torch.zeros(-(-size // 8) * 8, dtype=torch.uint8)
         if body is not None:
             tensor[:size] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
-        self._wait(self._exchange.broadcast(tensor, 0, self._limit))
+        self._wait(_kept(self._exchange.broadcast(tensor, 0, self._limit)))
         return tensor[:size].numpy().tobytes()
 
     def gather(self, row: bytes, *, on_data: bool = False) -> list[bytes]:
@@ -301,7 +310,7 @@ class Links:
             raise LinkLost(self._data_lost)
         own = torch.frombuffer(bytearray(row), dtype=torch.uint8)
         rows = [torch.empty_like(own) for _ in range(self.size)]
-        self._wait(group.allgather(rows, own, self._limit))
+        self._wait(_kept(group.allgather(rows, own, self._limit)))
         return [other.numpy().tobytes() for other in rows]
 
     # The data group, which log_reduced and long handlers use.
@@ -350,7 +359,7 @@ class Links:
 
     def _wait_data(self, work: Work, call: str) -> None:
         try:
-            self._wait(work, data=True)
+            self._wait(_kept(work), data=True)
         except LinkLost as lost:
             self._lose_data(lost.cause)
             raise Unavailable(f"{call} at step {self.where()[1]}: {lost.cause.text}.") from lost
@@ -515,9 +524,24 @@ def _make_group(board: Board, name: str, rank: int, size: int, limit_s: float) -
     store = prefixed(name, board.store)
     # Its methods are bound at run time; mypy sees an empty class.
     group: Group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=limit_s))  # type: ignore[assignment, arg-type]
-    # One reference too many, on purpose: the group is never destructed (see the docstring above).
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    _immortal(group)
     return group
+
+
+def _immortal(thing: object) -> None:
+    """Add one reference too many, so that its C++ side is never destructed (see above)."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def _kept(work: Work) -> Work:
+    """Keep an operation until several later ones have begun, and for good unless it completed."""
+    _immortal(work)
+    _recent.append(work)
+    if len(_recent) > _KEPT_OPERATIONS:
+        oldest = _recent.popleft()
+        if oldest.is_completed():
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(oldest))
+    return work
 
 
 def _judge_groups(
