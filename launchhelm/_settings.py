@@ -31,6 +31,17 @@ class Setting:
 DIRECTORY = Setting("LAUNCHHELM_DIR", "./runs", "Root directory in which runs are made and found.")
 URL = Setting("LAUNCHHELM_URL", "", "Server to sync with; a hint for the syncer.")
 API_KEY = Setting("LAUNCHHELM_API_KEY", "", "Key of the syncer. Ranks neither need nor store it.")
+API_KEY_FILE = Setting(
+    "LAUNCHHELM_API_KEY_FILE", "", "File that holds the syncer's key; read again when it changes."
+)
+CA_BUNDLE = Setting(
+    "LAUNCHHELM_CA_BUNDLE", "", "PEM file of the authorities that the syncer trusts, instead of the system's."
+)
+STATE_DIR = Setting(
+    "LAUNCHHELM_STATE_DIR",
+    "~/.local/state/launchhelm",
+    "Where the syncer remembers runs whose directory it cannot write.",
+)
 ORGANIZATION = Setting("LAUNCHHELM_ORGANIZATION", "", "Organisation id; a hint for the syncer.")
 PROJECT = Setting("LAUNCHHELM_PROJECT", "", "Project id; becomes run.project_id.")
 STRICT_DELIVERY = Setting(
