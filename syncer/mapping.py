@@ -1,0 +1,315 @@
+"""From a record of a run directory to points of streams. Pure; `samples` is called for each record.
+
+A value arrives exactly as it was written. A point's sequence is its record's number, which is
+unique within its stream, because a record holds a name once: the same records always make the
+same points. docs/v1-mapping.md tells the whole story.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from launchhelm import _wording
+from launchhelm.records import FINAL_STATES, NAME_PATTERN, Outcome, Record, WriterId
+from launchhelm.views.fold import whole_body
+from syncer.api.wire import MAX_POINT_BYTES, WireError, coordinate, number, point, timestamp
+from syncer.naming import CONSOLE, CONTROLS, EVENTS, StreamKey
+
+MAX_TEXT_CHARS: Final = 65_536
+RENDERERS: Final = ("text", "table", "histogram")
+"""Of rich values. Media are not among them: their files have to be on the server before."""
+
+_SAFE_INTEGER: Final = (1 << 53) - 1
+_MAX_AT: Final = 9_183_110_399.0
+"""End of the year 2260, up to which points are read back; wilder clocks are moved into range."""
+
+_SILENT_EVENTS: Final = ("safe_point",)
+_KEYS_PER_WRITER: Final = 100_000
+
+
+class Sample(NamedTuple):
+    """One point, encoded.
+
+    Args:
+        key: Its stream.
+        seq: Number of its record, and its sequence in the stream.
+        data: As it stands in a batch.
+    """
+
+    key: StreamKey
+    seq: int
+    data: bytes
+
+
+class Refused(NamedTuple):
+    """A value that no server can be given, whatever is tried.
+
+    Args:
+        key: The stream that it would have belonged to.
+        seq: Number of its record.
+        why: For people.
+        size: Bytes of the point, 0 where it could not be made.
+    """
+
+    key: StreamKey
+    seq: int
+    why: str
+    size: int
+
+
+def samples(record: Record, run_directory: Path | None = None) -> list[Sample | Refused]:
+    """Return the points of one record, in the order of its values; most other kinds have none.
+
+    Args:
+        record: As a reader gives it.
+        run_directory: Where bodies stand that were too large for a line; without it they are taken
+            as they are.
+    """
+    kind = record.kind
+    if kind == "m" or kind == "sys":
+        return _values(record)
+    if kind not in _OTHERS:
+        return []
+    body = record.body if run_directory is None else whole_body(run_directory, record.body)
+    return _OTHERS[kind](record, body)
+
+
+# Metrics ------------------------------------------------------------------------------------------
+
+
+class _Keys:
+    """The streams of one writer at one list of axes, made once each."""
+
+    def __init__(self, writer: WriterId, axes: tuple[str, ...]) -> None:
+        self.numbers: dict[str, StreamKey] = {}
+        self._others: dict[tuple[str, str, str], StreamKey] = {}
+        self._writer = writer
+        self._axes = axes
+
+    def number(self, name: str) -> StreamKey:
+        """Return the number stream of a name."""
+        if len(self.numbers) >= _KEYS_PER_WRITER:
+            self.numbers.clear()
+        key = self.numbers[name] = StreamKey(self._writer, name, "number", self._axes)
+        return key
+
+    def other(self, name: str, type_: str, renderer: str = "") -> StreamKey:
+        """Return another stream of a name."""
+        key = self._others.get((name, type_, renderer))
+        if key is None:
+            if len(self._others) >= _KEYS_PER_WRITER:
+                self._others.clear()
+            key = StreamKey(self._writer, name, type_, self._axes, renderer)
+            self._others[name, type_, renderer] = key
+        return key
+
+
+@lru_cache(maxsize=4096)
+def _keys(writer: WriterId, axes: tuple[str, ...]) -> _Keys:
+    return _Keys(writer, axes)
+
+
+def _values(record: Record) -> list[Sample | Refused]:
+    seq = record.seq
+    try:
+        place = _place(record, record.axes)
+    except (TypeError, ValueError) as error:
+        return [_unplaced(record, name, "number", error) for name in record.body]
+    at = _time(record.at)
+    keys = _keys(record.writer, tuple(axis for axis, _ in place))
+    known = keys.numbers
+    made: list[Sample | Refused] = []
+    for name, value in record.body.items():
+        kind = type(value)
+        if kind is float or kind is int:
+            key = known.get(name) or keys.number(name)
+            if not -_SAFE_INTEGER <= value <= _SAFE_INTEGER:
+                value = number(value)
+        elif kind is bool:
+            key = keys.other(name, "boolean")
+        elif kind is str:
+            key = keys.other(name, "string")
+        else:
+            made.append(_odd(keys.other(name, "string"), seq, value))
+            continue
+        made.append(_sample(key, seq, at, place, value))
+    return made
+
+
+def _single(
+    record: Record, name: str, type_: str, renderer: str, axes: Mapping[str, Any], value: Any
+) -> list[Sample | Refused]:
+    """Return the one point of a record of another kind."""
+    try:
+        place = _place(record, axes)
+    except (TypeError, ValueError) as error:
+        return [_unplaced(record, name, type_, error)]
+    keys = _keys(record.writer, tuple(axis for axis, _ in place))
+    key = keys.other(name, type_, renderer)
+    return [_sample(key, record.seq, _time(record.at), place, value)]
+
+
+def _sample(
+    key: StreamKey, seq: int, at: str, place: list[tuple[str, str]], value: Any
+) -> Sample | Refused:
+    try:
+        data = point(at, place, value, seq)
+    except WireError as error:
+        return Refused(key, seq, str(error), 0)
+    if len(data) > MAX_POINT_BYTES:
+        return Refused(key, seq, _too_large(len(data)), len(data))
+    return Sample(key, seq, data)
+
+
+def _odd(key: StreamKey, seq: int, value: Any) -> Refused:  # Any: whatever stood in the line.
+    """Refuse what is no metric value: a text in a file of its own, or something newer than us."""
+    if isinstance(value, dict) and "$file" in value:
+        size = value.get("size")
+        size = size if isinstance(size, int) else 0
+        return Refused(key, seq, _too_large(size), size)
+    return Refused(key, seq, f"a {type(value).__name__} is not a value of a metric", 0)
+
+
+def _too_large(size: int) -> str:
+    return f"{size:,} bytes; a point has {MAX_POINT_BYTES:,} at most"
+
+
+def _unplaced(record: Record, name: str, type_: str, error: Exception) -> Refused:
+    return Refused(StreamKey(record.writer, name, type_, ()), record.seq, str(error), 0)
+
+
+def _place(record: Record, axes: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the coordinates: the step first, the record's number where it has none.
+
+    Raises:
+        TypeError, ValueError: What stood in the line is no coordinate.
+    """
+    place = [(axis, coordinate(value)) for axis, value in axes.items() if axis != "step"]
+    for axis, _ in place:
+        if NAME_PATTERN.fullmatch(axis) is None:
+            raise ValueError(f"{axis!r} is not the name of an axis")
+    if record.step is not None:
+        return [("step", coordinate(record.step)), *place]
+    return place if "record" in axes else [("record", str(record.seq)), *place]
+
+
+def _time(at: float) -> str:
+    # A time is for people and orders nothing, so a wild clock must not cost a point.
+    return timestamp(min(max(at, 0.0), _MAX_AT) if at == at else 0.0)
+
+
+# Console and rich values --------------------------------------------------------------------------
+
+
+def _console(record: Record, body: Mapping[str, Any]) -> list[Sample | Refused]:
+    axes = {"line": body.get("line", 0), "stream": body.get("stream", 0)}
+    return _single(record, CONSOLE, "string", "", axes, str(body.get("text", "")))
+
+
+def _rich(record: Record, body: Mapping[str, Any]) -> list[Sample | Refused]:
+    name, renderer, value = body.get("name"), body.get("renderer"), body.get("value")
+    if not isinstance(name, str):
+        return []
+    if renderer not in RENDERERS or not isinstance(value, dict):
+        key = StreamKey(record.writer, name, "object", ())
+        return [Refused(key, record.seq, f"a rich value of kind {renderer!r} is not sent", 0)]
+    return _single(record, name, "object", renderer, record.axes, value)
+
+
+# Words: controls and events -----------------------------------------------------------------------
+
+
+class _Command(NamedTuple):
+    """What the wording of an outcome needs."""
+
+    outcome: Outcome | None
+    first_step: int | None
+
+
+def _outcome(record: Record, body: Mapping[str, Any]) -> list[Sample | Refused]:
+    try:
+        outcome = Outcome.parse(body)
+    except TypeError:
+        return _words(record, CONTROLS, "A command", body)
+    who = f" by {_wording.plain(outcome.issued_by)}" if outcome.issued_by else ""
+    if outcome.state == "claimed":
+        payload = _wording.payload_text(outcome.payload)
+        said = f"{outcome.name} {payload}".strip() + f"{who}: taken in"
+    elif outcome.state in FINAL_STATES:
+        sentence = _wording.outcome_text(_Command(outcome, outcome.first_step))
+        said = f"{outcome.name or 'A command'}{who}: {sentence}"
+    else:
+        return []
+    return _words(record, CONTROLS, said, body)
+
+
+def _effect(record: Record, body: Mapping[str, Any]) -> list[Sample | Refused]:
+    values = body.get("values")
+    shown = _wording.payload_text(values) if isinstance(values, Mapping) else ""
+    return _words(record, CONTROLS, f"In effect after the next step: {shown}", body)
+
+
+def _event(record: Record, body: Mapping[str, Any]) -> list[Sample | Refused]:
+    what = str(body.get("type", "event"))
+    if what in _SILENT_EVENTS:
+        return []
+    said = body.get("text") or body.get("error") or ""
+    sentence = _wording.plain(f"{what}: {said}" if said else what)
+    return _words(record, EVENTS, sentence, body)
+
+
+def _gap(record: Record, body: Mapping[str, Any]) -> list[Sample | Refused]:
+    first, last, why = body.get("first"), body.get("last"), body.get("why", "")
+    return _words(record, EVENTS, f"records {first} to {last} were given up: {why}", body)
+
+
+def _close(record: Record, body: Mapping[str, Any]) -> list[Sample | Refused]:
+    reason = body.get("reason")
+    said = f"ended: {body.get('state', '')}" + (f", {reason}" if reason else "")
+    return _words(record, EVENTS, _wording.plain(said), body)
+
+
+def _words(
+    record: Record, name: str, sentence: str, body: Mapping[str, Any]
+) -> list[Sample | Refused]:
+    value = {"text": _with_json(sentence, body)}
+    return _single(record, name, "object", "text", {}, value)
+
+
+def _with_json(sentence: str, body: Mapping[str, Any]) -> str:
+    """Put the record's body below the sentence; its longest fields give way where it is long."""
+    fields = {field: _json(value) for field, value in body.items()}
+    left_out: list[str] = []
+    while True:
+        text = f"{sentence}\n{_json_object(fields, left_out)}"
+        if len(text) <= MAX_TEXT_CHARS or not fields:
+            return text[:MAX_TEXT_CHARS]
+        longest = max(fields, key=lambda field: len(fields[field]))
+        left_out.append(longest)
+        del fields[longest]
+
+
+def _json_object(fields: Mapping[str, str], left_out: Iterable[str]) -> str:
+    shown = [f"{_json(field)}:{text}" for field, text in fields.items()]
+    names = list(left_out)
+    return "{" + ",".join([*shown, f'"left_out":{_json(names)}'] if names else shown) + "}"
+
+
+def _json(value: Any) -> str:  # Any: JSON from a line of the journal.
+    # ASCII, so that no character of a body can make the point unsendable.
+    return json.dumps(value, separators=(",", ":"))
+
+
+_OTHERS: Final = {
+    "con": _console,
+    "rich": _rich,
+    "oc": _outcome,
+    "effect": _effect,
+    "ev": _event,
+    "gap": _gap,
+    "close": _close,
+}
