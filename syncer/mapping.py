@@ -14,16 +14,26 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from launchhelm import _wording
-from launchhelm.records import FINAL_STATES, NAME_PATTERN, Outcome, Record, WriterId
+from launchhelm.records import FINAL_STATES, Outcome, Record, WriterId
 from launchhelm.views.fold import whole_body
-from syncer.api.wire import MAX_POINT_BYTES, WireError, coordinate, number, point, timestamp
+from syncer.api.wire import (
+    MAX_POINT_BYTES,
+    MAX_SAFE_INTEGER,
+    MAX_TEXT,
+    WireError,
+    coordinate,
+    number,
+    point,
+    timestamp,
+)
 from syncer.naming import CONSOLE, CONTROLS, EVENTS, StreamKey
 
-MAX_TEXT_CHARS: Final = 65_536
 RENDERERS: Final = ("text", "table", "histogram")
 """Of rich values. Media are not among them: their files have to be on the server before."""
 
-_SAFE_INTEGER: Final = (1 << 53) - 1
+Place = tuple[tuple[str, str], ...]
+"""The coordinates of a point: axis and decimal text."""
+
 _MAX_AT: Final = 9_183_110_399.0
 """End of the year 2260, up to which points are read back; wilder clocks are moved into range."""
 
@@ -117,7 +127,7 @@ def _values(record: Record) -> list[Sample | Refused]:
     seq = record.seq
     try:
         place = _place(record, record.axes)
-    except (TypeError, ValueError) as error:
+    except WireError as error:
         return [_unplaced(record, name, "number", error) for name in record.body]
     at = _time(record.at)
     keys = _keys(record.writer, tuple(axis for axis, _ in place))
@@ -127,8 +137,8 @@ def _values(record: Record) -> list[Sample | Refused]:
         kind = type(value)
         if kind is float or kind is int:
             key = known.get(name) or keys.number(name)
-            if not -_SAFE_INTEGER <= value <= _SAFE_INTEGER:
-                value = number(value)
+            if not -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER:
+                value = _tagged(value)
         elif kind is bool:
             key = keys.other(name, "boolean")
         elif kind is str:
@@ -140,28 +150,31 @@ def _values(record: Record) -> list[Sample | Refused]:
     return made
 
 
+def _tagged(value: int | float) -> Any:  # Any: what the wire has for it.
+    try:
+        return number(value)
+    except WireError:
+        return value  # The point is refused for it, with the reason.
+
+
 def _single(
     record: Record, name: str, type_: str, renderer: str, axes: Mapping[str, Any], value: Any
 ) -> list[Sample | Refused]:
     """Return the one point of a record of another kind."""
     try:
         place = _place(record, axes)
-    except (TypeError, ValueError) as error:
+    except WireError as error:
         return [_unplaced(record, name, type_, error)]
     keys = _keys(record.writer, tuple(axis for axis, _ in place))
     key = keys.other(name, type_, renderer)
     return [_sample(key, record.seq, _time(record.at), place, value)]
 
 
-def _sample(
-    key: StreamKey, seq: int, at: str, place: list[tuple[str, str]], value: Any
-) -> Sample | Refused:
+def _sample(key: StreamKey, seq: int, at: str, place: Place, value: Any) -> Sample | Refused:
     try:
         data = point(at, place, value, seq)
     except WireError as error:
-        return Refused(key, seq, str(error), 0)
-    if len(data) > MAX_POINT_BYTES:
-        return Refused(key, seq, _too_large(len(data)), len(data))
+        return Refused(key, seq, str(error), error.size)
     return Sample(key, seq, data)
 
 
@@ -170,31 +183,24 @@ def _odd(key: StreamKey, seq: int, value: Any) -> Refused:  # Any: whatever stoo
     if isinstance(value, dict) and "$file" in value:
         size = value.get("size")
         size = size if isinstance(size, int) else 0
-        return Refused(key, seq, _too_large(size), size)
+        return Refused(key, seq, f"{size:,} bytes; a point has {MAX_POINT_BYTES:,} at most", size)
     return Refused(key, seq, f"a {type(value).__name__} is not a value of a metric", 0)
-
-
-def _too_large(size: int) -> str:
-    return f"{size:,} bytes; a point has {MAX_POINT_BYTES:,} at most"
 
 
 def _unplaced(record: Record, name: str, type_: str, error: Exception) -> Refused:
     return Refused(StreamKey(record.writer, name, type_, ()), record.seq, str(error), 0)
 
 
-def _place(record: Record, axes: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _place(record: Record, axes: Mapping[str, Any]) -> Place:
     """Return the coordinates: the step first, the record's number where it has none.
 
     Raises:
-        TypeError, ValueError: What stood in the line is no coordinate.
+        WireError: What stood in the line is no coordinate.
     """
     place = [(axis, coordinate(value)) for axis, value in axes.items() if axis != "step"]
-    for axis, _ in place:
-        if NAME_PATTERN.fullmatch(axis) is None:
-            raise ValueError(f"{axis!r} is not the name of an axis")
     if record.step is not None:
-        return [("step", coordinate(record.step)), *place]
-    return place if "record" in axes else [("record", str(record.seq)), *place]
+        return (("step", coordinate(record.step)), *place)
+    return tuple(place) if "record" in axes else (("record", str(record.seq)), *place)
 
 
 def _time(at: float) -> str:
@@ -286,8 +292,8 @@ def _with_json(sentence: str, body: Mapping[str, Any]) -> str:
     left_out: list[str] = []
     while True:
         text = f"{sentence}\n{_json_object(fields, left_out)}"
-        if len(text) <= MAX_TEXT_CHARS or not fields:
-            return text[:MAX_TEXT_CHARS]
+        if len(text) <= MAX_TEXT or not fields:
+            return text[:MAX_TEXT]
         longest = max(fields, key=lambda field: len(fields[field]))
         left_out.append(longest)
         del fields[longest]

@@ -9,9 +9,8 @@ from typing import Final
 
 from launchhelm.records import WriterId
 from launchhelm.store.layout import parse_writer
+from syncer.api.wire import MAX_LABEL, MAX_NAME
 
-MAX_NAME_CHARS: Final = 256
-MAX_LABEL_CHARS: Final = 1024
 _DIGEST_CHARS: Final = 16
 
 RUN_LABEL: Final = "launchhelm.offline.run"
@@ -54,7 +53,7 @@ class StreamKey:
     @cached_property
     def label(self) -> str:
         """The text, shortened with a digest where it is too long for a label."""
-        return shortened(self.text, MAX_LABEL_CHARS)
+        return shortened(self.text, MAX_LABEL)
 
     @classmethod
     def parse(cls, text: str) -> StreamKey:
@@ -85,7 +84,7 @@ class StreamKey:
         return self._hash
 
 
-def shortened(text: str, limit: int = MAX_NAME_CHARS) -> str:
+def shortened(text: str, limit: int = MAX_NAME) -> str:
     """Return a text of at most `limit` characters: long ones are cut and end in `~` and a digest.
 
     The digest is of the whole text, so different long names stay different.
