@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from launchhelm.errors import ConfigError, Conflict, NotFound, StorageError
+from launchhelm.errors import ConfigError, Conflict, NotFound, ProtocolError, StorageError
 from launchhelm.models import timestamp
+from launchhelm.store import media
 from launchhelm.values import check_axis, tagged
 
 if TYPE_CHECKING:
@@ -130,6 +131,24 @@ class Reads:
         """
         with _lock:
             return self._view(run).metric(name)
+
+    def fetch(self, name: str, *, run: str | None = None) -> bytes:
+        """Return the bytes of the newest artifact under a metric.
+
+        Raises:
+            ConfigError: No such run, or several.
+            ProtocolError: The metric has no point, or its newest value is no artifact.
+            StorageError: The bytes are not on disk any more, or damaged.
+        """
+        with _lock:
+            view = self._view(run)
+            point = view.latest(name)
+            if point is None:
+                raise ProtocolError(f"The metric {name!r} has no point.")
+            for record in view.reader(kinds=("art",)).poll():
+                if record.body.get("id") == point.value:
+                    return media.read(view.directory, str(record.body.get("sha256", "")))
+        raise ProtocolError(f"The newest value of {name!r} names no artifact of the run.")
 
     def about(self, run: str = "") -> dict[str, Any]:
         """Return what a run says about itself.

@@ -76,6 +76,7 @@ KINDS: Final[Mapping[str, str]] = {
     "desc": "group, tags, notes or name changed",
     "con": "one line of console output",
     "rich": "a text, image, table or histogram",
+    "art": "a file that the run keeps: an artifact, whose bytes are in media/",
     "oc": "state of a command",
     "effect": "values in effect after the next optimizer and scheduler step",
     "gap": "records that had to be given up",

@@ -26,6 +26,7 @@ from launchhelm._console import STREAMS, Capture, split_line
 from launchhelm._faults import Faults
 from launchhelm._ids import new_id, new_token
 from launchhelm._recorder import Recorder
+from launchhelm._run_artifacts import Artifacts
 from launchhelm._run_control import Controls
 from launchhelm._run_describe import Describes
 from launchhelm._run_facts import first_line, look_for_manifest, opening, say, start_facts
@@ -35,7 +36,7 @@ from launchhelm._run_open import Ask, Opened, open_run
 from launchhelm._run_reading import Reads
 from launchhelm._run_service import Service
 from launchhelm.errors import BufferFull
-from launchhelm.models import NIL, Scope
+from launchhelm.models import NIL, Document, Scope
 from launchhelm.records import Participant, WriterId
 from launchhelm.runtime import Runtime
 from launchhelm.store.claims import Ledger
@@ -139,7 +140,7 @@ def init(
     return run
 
 
-class Run(Reads, Controls, Describes):
+class Run(Reads, Controls, Describes, Artifacts):
     """One process's hold on a run. Made by `init`, never directly.
 
     Attributes:
@@ -202,6 +203,7 @@ class Run(Reads, Controls, Describes):
         reduced = {name for name, body in past.definitions.items() if body.get("summary")}
         self._set_by_hand = set(past.summary) - reduced
         self._console_lines = 0
+        self._artifacts_by_key: dict[str, Document] = {}
         self._capture = Capture(self._captured, lambda error: self.fault("console", error))
         self._before_finish: list[Callable[[], object]] = []
         organization = str(manifest.extra.get("organization", "")) or NIL

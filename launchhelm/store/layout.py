@@ -7,7 +7,7 @@ ROOT/<run_id>/
     control/new.<order>.<command>.json         a command, put here by rename
     control/got.<order>.<command>.<writer>.json    taken by that writer
     nodes/<host>-<token>.json                  a host that cannot see run.json
-    media/<sha256>                             bodies too large for a line, by content
+    media/<sha256>                             artifacts and bodies too large for a line
     sync/                                      the syncer's
 """
 

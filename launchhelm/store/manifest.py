@@ -25,6 +25,7 @@ __all__ = [
     "create_run",
     "load_manifest",
     "self_test",
+    "sync_directory",
     "take_attempt",
     "write_durably",
 ]
@@ -147,7 +148,7 @@ def create_run(root: Path, manifest: Manifest) -> Path:
         for name in (layout.DATA, layout.CONTROL, layout.ATTEMPTS, layout.SYNC):
             _make_directory(directory / name, mode)
         write_durably(directory / layout.MANIFEST, _json(manifest.wire()))
-        _sync_directory(root)
+        sync_directory(root)
     except FileExistsError as error:
         raise Conflict(
             f"A run with the id {manifest.run_id} exists in {root}.",
@@ -200,7 +201,7 @@ def take_attempt(run_directory: Path, attempt: Attempt) -> Attempt:
                 _write_new(directory / layout.attempt_name(number), _json(taken.wire()), 0o640)
             except FileExistsError:
                 continue
-            _sync_directory(directory)
+            sync_directory(directory)
             return taken
     except OSError as error:
         raise ConfigError(
@@ -239,7 +240,7 @@ def write_durably(path: Path, data: bytes, *, mode: int = 0o640) -> None:
         with suppress(OSError):
             os.unlink(hidden)
         raise
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
 def _write_new(path: Path, data: bytes, mode: int) -> None:
@@ -259,7 +260,7 @@ def _make_directory(path: Path, mode: int) -> None:
     path.chmod(mode)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     """Make names in a directory durable, where the file system can."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -7,7 +7,6 @@ is no lock and nothing to repair.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 from collections import Counter
@@ -18,10 +17,9 @@ from typing import Any, Final
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.records import FORMAT, WriterId
-from launchhelm.store import layout
+from launchhelm.store import layout, media
 from launchhelm.store.body import METRIC_KINDS, encode, plain
 from launchhelm.store.line import MAX_LINE_BYTES, dumps, seal_line
-from launchhelm.store.manifest import write_durably
 from launchhelm.store.schema import MAX_RECORDS
 
 _GONE: Final = (errno.ESTALE, errno.EBADF, errno.ENOENT, errno.ENOTCONN)
@@ -279,9 +277,6 @@ class JournalWriter:
 
     def _spill(self, text: bytes) -> bytes:
         """Put a body beside the journals, under its digest, and return what points to it."""
-        digest = hashlib.sha256(text).hexdigest()
-        media = self.directory.parent / layout.MEDIA
-        name = f"{layout.MEDIA}/{digest}"
-        media.mkdir(exist_ok=True)
-        write_durably(media / digest, text, mode=0o440)
-        return dumps({"$file": name, "size": len(text)}).encode()
+        stored = media.put(self.directory.parent, [text])
+        name = f"{layout.MEDIA}/{stored.sha256}"
+        return dumps({"$file": name, "size": stored.size}).encode()

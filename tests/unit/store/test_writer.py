@@ -240,7 +240,7 @@ def test_a_file_that_cannot_be_written_leaves_the_record_with_the_caller(
         raise OSError(errno.ENOSPC, "full")
 
     writer = a_writer(tmp_path)
-    monkeypatch.setattr(module, "write_durably", refuse)
+    monkeypatch.setattr("launchhelm.store.media.put", refuse)
     with pytest.raises(OSError, match="full"):
         writer.append("rich", {"text": "x" * MAX_LINE_BYTES})
     assert writer.next_seq == 0
