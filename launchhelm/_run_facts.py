@@ -77,11 +77,15 @@ def look_for_manifest(opened: Opened, notice: Callable[[str], object]) -> float:
 
 
 def first_line(run: Run) -> str:
-    """Say where the run is written, how to look at it, and that nothing is uploaded."""
+    """Say where the run is written, how to look at it, and whether it is uploaded."""
     attempt = f", attempt {run.attempt.number}" if run.attempt.number > 1 else ""
     text = f"launchhelm: writing {run.name!r}{attempt} to {run.directory}"
-    if _settings.API_KEY.read():
-        text += "; LAUNCHHELM_API_KEY is set, but nothing is uploaded by this process"
+    if run.syncer is not None:
+        text += f"; uploading to {run.syncer.url}"
+    elif _settings.API_KEY.read() or _settings.API_KEY_FILE.read():
+        root = run.directory.parent
+        text += f"; not uploading: run `launchhelm sync {root} --watch` beside it, or "
+        text += "start it with LAUNCHHELM_SYNC=1 (sync=True)"
     return f"{text}; look at it with: launchhelm show {run.directory}"
 
 

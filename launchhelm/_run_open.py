@@ -60,6 +60,7 @@ class Ask:
     project_id: str = ""
     root: Path = Path("runs")
     resume: str = ""
+    sync: bool = False
 
     @classmethod
     def of(
@@ -76,6 +77,7 @@ class Ask:
         project_id: str = "",
         state_dir: str | os.PathLike[str] | None = None,
         resume: str = "",
+        sync: bool = False,
     ) -> Ask:
         """Check the arguments and fill in what the environment and `.env` files say.
 
@@ -105,6 +107,7 @@ class Ask:
             project_id=project_id or (hint.lower() if metadata.is_uuid(hint) else ""),
             root=layout.default_root(os.fspath(state_dir)),
             resume=metadata.check_text(resume, "resume", limit),
+            sync=bool(sync) or _settings.SYNC.read() == "1",
         )
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
-from launchhelm import _endings, _settings
+from launchhelm import _attach, _endings, _settings
 from launchhelm import _run_metadata as metadata
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm._commands import CommandDesk
@@ -74,6 +74,7 @@ def init(
     participant_role: str = "logger",
     participant_labels: Mapping[str, str] | None = None,
     handle_signals: bool = False,
+    sync: bool = False,
 ) -> Run:
     """Start recording a run of one process, offline.
 
@@ -95,6 +96,8 @@ def init(
         participant_name, participant_role, participant_labels: How this process is called.
         handle_signals: On SIGTERM, write everything and the end `terminated` within 2 s, then let
             the signal do what it did before. For the main thread only.
+        sync: Upload while the run goes on, by one thread beside it, to LAUNCHHELM_URL; needs
+            `launchhelm-offline[sync]`. LAUNCHHELM_SYNC=1 says the same.
 
     Raises:
         TypeError, ValueError: A wrong argument.
@@ -116,6 +119,7 @@ def init(
         project_id=project_id,
         state_dir=state_dir,
         resume=resume,
+        sync=sync,
     )
     limit = metadata.MAX_NAME_CHARS
     participant = Participant(
@@ -185,6 +189,7 @@ class Run(Reads, Controls, Describes, Artifacts):
         self.argv = str(described.get("argv", ""))
         self.overflow = overflow
         self.is_coordinator = is_coordinator
+        self.syncer: _attach.Attached | None = None
         self._opened = opened
         self._clock = clock
         self._lock = threading.RLock()
@@ -228,6 +233,8 @@ class Run(Reads, Controls, Describes, Artifacts):
         for warning in opened.warnings:
             _log.warning(warning)
             run.notice(warning, about="storage")
+        if ask.sync:
+            run.syncer = _attach.attach(run.directory, run.fault, clock=clock)
         say(first_line(run))
         return run
 
@@ -374,23 +381,30 @@ class Run(Reads, Controls, Describes, Artifacts):
         """Wait until everything recorded so far is durable.
 
         Args:
-            delivered: Also wait for a server, where one is attached; else it is local durability
-                plus one warning.
+            delivered: Also wait until the server has it, where the sync thread is attached and
+                its server can be reached; else it is local durability plus one warning.
 
         Raises:
             TimeoutError: Storage did not accept it in time; nothing is lost, it is tried again.
                 With LAUNCHHELM_STRICT_DELIVERY=1 also when `delivered` cannot be promised.
         """
+        deadline = self._clock.monotonic() + timeout
         self.recorder.flush(timeout)
         if not delivered:
             return
+        why = "nothing uploads from this process"
+        if self.syncer is not None:
+            why = self.syncer.deliver(max(0.0, deadline - self._clock.monotonic()))
+            if not why:
+                return
         if _settings.STRICT_DELIVERY.read() == "1":
             raise TimeoutError(
-                "Everything is durable in the run directory, but no server has it: nothing "
-                "uploads from this process, and LAUNCHHELM_STRICT_DELIVERY=1 asks for that."
+                "Everything is durable in the run directory, but the server has not all of it: "
+                f"{why}, and LAUNCHHELM_STRICT_DELIVERY=1 asks for that."
             )
         self._faults.warn(
-            "offline", "flush() made everything durable on disk; no server is attached to have it."
+            "offline",
+            f"flush() made everything durable on disk; the server has not all of it: {why}.",
         )
 
     # --- the end ----------------------------------------------------------------------------------
@@ -425,6 +439,8 @@ class Run(Reads, Controls, Describes, Artifacts):
             for action in (self._reduce, self._report_left_out, self.desk.close):
                 self._faults.guard("finish", action)
             self._close(state, reason, close_run, deadline)
+            if self.syncer is not None:
+                self._faults.guard("syncer", lambda: self._let_sync_finish(state, deadline))
             _endings.forget(self._ending)
         except Exception as error:  # Protects the end of a good training.
             self.fault("finish", error)
@@ -506,6 +522,19 @@ class Run(Reads, Controls, Describes, Artifacts):
             f"({self.recorder.last_error or 'it hangs'}).",
         )
 
+    def _let_sync_finish(self, state: str, deadline: float) -> None:
+        syncer, self.syncer = self.syncer, None
+        if syncer is None:
+            return
+        # Whoever is terminated has no time for a server.
+        left_s = 0.0 if state == "terminated" else deadline - self._clock.monotonic()
+        pending = syncer.finish(max(0.0, left_s))
+        if pending:
+            say(
+                f"launchhelm: {pending:,} records of {self.name!r} are not on {syncer.url} yet; "
+                f"send them with: launchhelm sync {self.directory}"
+            )
+
     def _append(self, kind: str, body: Mapping[str, Any], *, step: int | None = None) -> None:
         try:
             self.recorder.append(kind, body, step=step)
@@ -550,6 +579,7 @@ class Run(Reads, Controls, Describes, Artifacts):
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
         self._is_over = True
+        self.syncer = None  # Its thread stayed in the parent.
 
     def __reduce__(self) -> tuple[object, ...]:
         # A copy is a handle of the past: it knows the run, reads it, and records nothing.

@@ -48,8 +48,9 @@ class Runtime:
 
     @property
     def last_transport_error(self) -> str | None:
-        """What an attached syncer last reported; without one, "offline"."""
-        return OFFLINE
+        """What the attached sync thread last met, None when all is well; without it, "offline"."""
+        syncer = self._run.syncer
+        return OFFLINE if syncer is None else syncer.trouble or None
 
     @property
     def last_result(self) -> Any:  # Any: whatever the handler returned.

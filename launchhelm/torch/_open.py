@@ -46,6 +46,7 @@ def init(
     collective_timeout_s: float = 1800.0,
     control: str = "auto",
     handle_signals: bool = False,
+    sync: bool = False,
 ) -> Trainer:
     """Start recording a training job, offline; every rank of the group calls it. Collective.
 
@@ -68,6 +69,7 @@ def init(
         control: "auto": without a control group, training goes on uncontrolled, and says so;
             "required": that is an error on every rank; "off": no live control.
         handle_signals: As for `launchhelm.init`, on each rank by itself.
+        sync: As for `launchhelm.init`; the thread runs on the coordinator only.
 
     Raises:
         TypeError, ValueError: A wrong argument, on this rank, before anything is collective.
@@ -98,6 +100,7 @@ def init(
         project_id=project_id,
         state_dir=state_dir,
         resume=resume,
+        sync=sync,
     )
     links = make_links(
         process_group, timeout_s=collective_timeout_s, required=control == "required"
