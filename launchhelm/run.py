@@ -392,20 +392,17 @@ class Run(Reads, Controls, Describes, Artifacts):
         self.recorder.flush(timeout)
         if not delivered:
             return
-        why = "nothing uploads from this process"
+        why = "no server is attached to have it"
         if self.syncer is not None:
             why = self.syncer.deliver(max(0.0, deadline - self._clock.monotonic()))
             if not why:
                 return
         if _settings.STRICT_DELIVERY.read() == "1":
             raise TimeoutError(
-                "Everything is durable in the run directory, but the server has not all of it: "
-                f"{why}, and LAUNCHHELM_STRICT_DELIVERY=1 asks for that."
+                f"Everything is durable in the run directory, but no server has it all: {why}, "
+                "and LAUNCHHELM_STRICT_DELIVERY=1 asks for that."
             )
-        self._faults.warn(
-            "offline",
-            f"flush() made everything durable on disk; the server has not all of it: {why}.",
-        )
+        self._faults.warn("offline", f"flush() made everything durable on disk; {why}.")
 
     # --- the end ----------------------------------------------------------------------------------
 
