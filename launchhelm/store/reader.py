@@ -87,6 +87,8 @@ class Reader:
         kinds: Deliver these kinds only. Without "m" among them the lines of metrics are passed
             over at the speed of a search; their numbers still count, their values are not checked.
         ranks: Read the writers of these ranks only.
+        newest_first: Read the newest attempt first, and the coordinator first within each. With a
+            limit, what is being written now then never waits behind what old attempts left.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Reader:
         clock: Clock = SYSTEM_CLOCK,
         kinds: Collection[str] | None = None,
         ranks: Collection[int] | None = None,
+        newest_first: bool = False,
     ) -> None:
         self.cursor = Cursor.parse(cursor.text()) if cursor is not None else Cursor()
         self.gaps: list[Gap] = []
@@ -105,6 +108,7 @@ class Reader:
         self._kinds = frozenset(kinds) if kinds is not None else None
         self._wants_metrics = kinds is None or "m" in kinds
         self._ranks = frozenset(ranks) if ranks is not None else None
+        self._newest_first = newest_first
         self._problems: dict[str, str] = {}
         self._holes: dict[WriterId, tuple[int, float]] = {}
         self._closed: dict[WriterId, int] = {}
@@ -128,13 +132,17 @@ class Reader:
         for _ in range(_LISTINGS):
             listing = self._list()
             vanished = False
-            for writer in sorted(listing, key=lambda w: (w.attempt, w.rank, w.token)):
+            for writer in sorted(listing, key=self._turn):
                 vanished |= self._advance(writer, listing[writer], batch, limit)
                 if limit is not None and len(batch) >= limit:
                     return batch
             if not vanished:
                 break
         return batch
+
+    def _turn(self, writer: WriterId) -> tuple[int, int, str]:
+        attempt = -writer.attempt if self._newest_first else writer.attempt
+        return attempt, writer.rank, writer.token
 
     def _list(self) -> Listing:
         try:

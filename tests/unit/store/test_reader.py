@@ -168,6 +168,24 @@ def test_ranks_select_writers(run: RunBuilder) -> None:
     assert {record.writer.rank for record in Reader(run.directory, ranks={1}).poll()} == {1}
 
 
+def test_the_newest_attempt_comes_first_where_that_is_asked_for(run: RunBuilder) -> None:
+    for attempt in (1, 2, 3):
+        for rank in (1, 0):
+            writer = run.writer(rank=rank, attempt=attempt)
+            writer.metrics(0, loss=1.0)
+            writer.metrics(1, loss=1.0)
+            writer.flush()
+    reader = Reader(run.directory, newest_first=True)
+
+    order = []
+    while batch := reader.poll(limit=1):
+        order += [(record.writer.attempt, record.writer.rank, record.seq) for record in batch]
+
+    assert order == [
+        (attempt, rank, seq) for attempt in (3, 2, 1) for rank in (0, 1) for seq in (0, 1)
+    ]
+
+
 def test_a_limit_is_never_exceeded_and_nothing_is_skipped(run: RunBuilder) -> None:
     for rank in range(2):
         writer = run.writer(rank)
