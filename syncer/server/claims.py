@@ -22,7 +22,7 @@ from syncer.api import wire
 from syncer.server import documents, events, ledger, lifecycle, moves, sessions
 from syncer.server.caller import Caller, canonical_id
 from syncer.server.endpoint import endpoint
-from syncer.server.errors import conflict, not_found, validation
+from syncer.server.errors import conflict, validation
 from syncer.server.ledger import Entry
 from syncer.server.lifecycle import Execution, Life, Said
 from syncer.server.state import Server
@@ -119,10 +119,8 @@ class _Look:
 
 def _may_claim(server: Server, caller: Caller, participant_id: str, epoch: int) -> None:
     with server.database.read() as connection:
-        participant = documents.get(connection, participant_id)
-        if participant is None or participant["kind"] != "participant":
-            raise not_found("There is no such participant.")
-        caller.require("command.claim", participant["scope"], participant_id=participant_id)
+        participant = documents.find(connection, caller, participant_id, "participant")
+        caller.require("command.claim", documents.reach(participant), participant_id=participant_id)
         session = sessions.current(connection, participant_id)
         if session is None or session["epoch"] != epoch:
             raise conflict("This epoch is not live.")
