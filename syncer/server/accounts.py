@@ -181,8 +181,20 @@ def find_key(connection: sqlite3.Connection, token: str, now: float) -> Key | No
     expected = bytes(row["digest"]) if row else bytes(_SECRET_BYTES)
     if not hmac.compare_digest(_digest(token), expected) or row is None:
         return None
-    key = _key(row)
-    return key if key.valid(now) else None
+    found = _key(row)
+    return found if found.valid(now) else None
+
+
+def key(connection: sqlite3.Connection, key_id: str) -> Key:
+    """Return a key by its id.
+
+    Raises:
+        KeyError: There is none.
+    """
+    row = connection.execute(f"{_SELECT} WHERE keys.id = ?", (key_id,)).fetchone()
+    if row is None:
+        raise KeyError(key_id)
+    return _key(row)
 
 
 def keys(connection: sqlite3.Connection) -> list[Key]:

@@ -80,6 +80,18 @@ class Caller:
         if not self.may(action, scope, participant_id=participant_id):
             raise forbidden(f"This key may not do {action} there.")
 
+    def contains(self, wanted: Grant) -> bool:
+        """Say whether one of the key's own grants holds all of another one.
+
+        Stricter than `may`: a grant on a run reads the project, but cannot give that away whole.
+        """
+        return any(
+            (EVERY_ACTION in own.actions or wanted.actions <= own.actions)
+            and own.project_id in ("", wanted.project_id)
+            and own.run_id in ("", wanted.run_id)
+            for own in self.grants
+        )
+
 
 def canonical_id(text: str) -> str:
     """Return the stored spelling of a UUID; anything else stays as it is and matches nothing."""

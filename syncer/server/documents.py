@@ -130,7 +130,7 @@ def insert(
         raise validation("kind must be a word.")
     if not isinstance(spec, dict):
         raise validation("spec must be an object.")
-    place = _place(scope)
+    place = place_of(scope)
     caller.require(action, place)
     if canonical_id(place["organization_id"]) != caller.organization:
         raise validation("scope.organization_id is not the organisation of the path.")
@@ -184,6 +184,24 @@ def replace(
         (updated["revision"], _text(spec), now, document["id"]),
     )
     return updated
+
+
+def place_of(scope: Any) -> dict[str, str]:
+    """Check the shape of a scope and return its three ids, '' for those that it lacks.
+
+    Raises:
+        ServerError: 400.
+    """
+    if not isinstance(scope, dict):
+        raise validation("scope must be an object.")
+    place = {name: scope.get(name) or "" for name in ("organization_id", "project_id", "run_id")}
+    if not all(isinstance(value, str) for value in place.values()):
+        raise validation("The ids of a scope must be texts.")
+    if not place["organization_id"]:
+        raise validation("scope.organization_id is missing.")
+    if place["run_id"] and not place["project_id"]:
+        raise validation("scope.run_id needs scope.project_id beside it.")
+    return place
 
 
 def envelope(document: Document, caller: Caller) -> dict[str, Any]:
@@ -261,7 +279,7 @@ def _list(server: Server, caller: Caller, request: Request, body: object) -> dic
             values.append(value)
     if query.get("cursor"):
         conditions.append("place > ?")
-        values.append(_place_of(query["cursor"]))
+        values.append(_cursor_place(query["cursor"]))
     visible = _visible_projects(caller)
     if visible is not None:
         marks = ", ".join("?" * len(visible))
@@ -286,20 +304,6 @@ def _insert_one(connection: sqlite3.Connection, caller: Caller, body: Any, now: 
     if not isinstance(body, dict):
         raise validation("A document must be an object.")
     return insert(connection, caller, body.get("kind"), body.get("scope"), body.get("spec"), now)
-
-
-def _place(scope: Any) -> dict[str, str]:
-    """Check the shape of a scope and return its three ids, '' for those that it lacks."""
-    if not isinstance(scope, dict):
-        raise validation("scope must be an object.")
-    place = {name: scope.get(name) or "" for name in ("organization_id", "project_id", "run_id")}
-    if not all(isinstance(value, str) for value in place.values()):
-        raise validation("The ids of a scope must be texts.")
-    if not place["organization_id"]:
-        raise validation("scope.organization_id is missing.")
-    if place["run_id"] and not place["project_id"]:
-        raise validation("scope.run_id needs scope.project_id beside it.")
-    return place
 
 
 def _parents(
@@ -355,7 +359,7 @@ def _cursor_at(place: int) -> str:
     return base64.urlsafe_b64encode(f"place:{place}".encode()).decode().rstrip("=")
 
 
-def _place_of(cursor: str) -> int:
+def _cursor_place(cursor: str) -> int:
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
         word, _, number = base64.urlsafe_b64decode(padded).decode("ascii").partition(":")
