@@ -135,36 +135,32 @@ def insert(
     if canonical_id(place["organization_id"]) != caller.organization:
         raise validation("scope.organization_id is not the organisation of the path.")
     project_id, run_id = _parents(connection, caller, place)
-    document: Document = {
-        "id": new_id(),
-        "kind": kind,
-        "organization_id": caller.organization,
-        "project_id": project_id,
-        "run_id": run_id,
-        "scope": scope,
-        "revision": 1,
-        "spec": spec,
-        "created_at": now,
-        "updated_at": now,
-    }
+    document = _new(kind, caller.organization, scope, spec, now)
+    document.update(project_id=project_id, run_id=run_id)
     if kind == "project":
         _refuse_second_name(connection, document)
-    connection.execute(
-        "INSERT INTO documents (id, kind, organization_id, project_id, run_id, scope, revision,"
-        " spec, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?, 1, ?, ?, ?)",
-        (
-            document["id"],
-            kind,
-            caller.organization,
-            project_id,
-            run_id,
-            _text(scope),
-            _text(spec),
-            now,
-            now,
-        ),
-    )
+    _store(connection, document)
     return document
+
+
+def project_named(connection: sqlite3.Connection, organization_id: str, name: str) -> str:
+    """Return the id of a project by its exact name, or ""."""
+    row = connection.execute(
+        "SELECT id FROM documents WHERE organization_id = ? AND kind = 'project'"
+        " AND json_extract(spec, '$.name') = ?",
+        (organization_id, name),
+    ).fetchone()
+    return str(row[0]) if row else ""
+
+
+def create_project(
+    connection: sqlite3.Connection, organization_id: str, name: str, now: float
+) -> str:
+    """Make a project on behalf of the server's operator and return its id."""
+    scope = {"organization_id": organization_id}
+    document = _new("project", organization_id, scope, {"name": name, "labels": {}}, now)
+    _store(connection, document)
+    return str(document["id"])
 
 
 def replace(
@@ -300,6 +296,30 @@ def _list(server: Server, caller: Caller, request: Request, body: object) -> dic
     return {"items": items, "next_cursor": cursor}
 
 
+def _new(
+    kind: str, organization_id: str, scope: dict[str, Any], spec: dict[str, Any], now: float
+) -> Document:
+    return {
+        "id": new_id(),
+        "kind": kind,
+        "organization_id": organization_id,
+        "project_id": "",
+        "run_id": "",
+        "scope": scope,
+        "revision": 1,
+        "spec": spec,
+        "created_at": now,
+        "updated_at": now,
+    }
+
+
+def _store(connection: sqlite3.Connection, document: Document) -> None:
+    row = {**document, "scope": _text(document["scope"]), "spec": _text(document["spec"])}
+    columns = ", ".join(row)
+    marks = ", ".join(f":{name}" for name in row)
+    connection.execute(f"INSERT INTO documents ({columns}) VALUES ({marks})", row)
+
+
 def _insert_one(connection: sqlite3.Connection, caller: Caller, body: Any, now: float) -> Document:
     if not isinstance(body, dict):
         raise validation("A document must be an object.")
@@ -323,13 +343,11 @@ def _parents(
 
 def _refuse_second_name(connection: sqlite3.Connection, project: Document) -> None:
     """Clients find a project by its name and can open neither of two."""
-    others = connection.execute(
-        "SELECT spec FROM documents WHERE organization_id = ? AND kind = 'project' AND id != ?",
-        (project["organization_id"], project["id"]),
-    )
     name = project["spec"].get("name")
-    if any(json.loads(row["spec"]).get("name") == name for row in others):
-        raise conflict("A project of that name exists.")
+    if isinstance(name, str):
+        other = project_named(connection, project["organization_id"], name)
+        if other not in ("", project["id"]):
+            raise conflict("A project of that name exists.")
 
 
 def _older(connection: sqlite3.Connection, document: Document, revision: int) -> Document:
