@@ -21,6 +21,7 @@ from launchhelm.errors import StorageError
 from launchhelm.store import layout
 from launchhelm.store.manifest import load_manifest
 from launchhelm.store.mount import is_network
+from launchhelm.store.reader import list_segments
 
 PATIENCE_S: Final = 60.0
 """How long something may be missing or short: network file systems hide new files for so long."""
@@ -205,6 +206,15 @@ def data_mark(directory: Path) -> int:
         return os.stat(directory / layout.DATA).st_mtime_ns
     except OSError:
         return 0
+
+
+def is_growing(directory: Path) -> bool:
+    """Whether a run has files that may still grow: it is live, or its job was killed."""
+    try:
+        listing = list_segments(directory)
+    except OSError:
+        return False
+    return any(True not in files[max(files)] for files in listing.values())
 
 
 class Wakeup:

@@ -1,0 +1,478 @@
+"""The loop over runs: a slice for each in turn, so that none keeps the others waiting.
+
+Live runs come first, then the newest; where both are due they take turns. What concerns the whole
+server (it is busy, out of reach, or refuses the key) holds all runs; what concerns one run stops
+that run only. Only runs that may still grow keep anything open.
+
+One thread turns the loop. `stop` and `wake` may be called from any, and the plain attributes of
+`Service` and `Work` may be read from any.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from launchhelm._clock import SYSTEM_CLOCK, Clock
+from launchhelm.errors import LaunchHelmError
+from syncer import retry
+from syncer.api.answers import ApiError
+from syncer.discover import INTERVAL_S, Discovery, Place, data_mark, is_growing, stretched
+
+SLICE_S: Final = 1.0
+"""How long one run may send before it is another's turn."""
+
+HEARTBEAT_S: Final = 15.0
+LONGEST_IDLE_S: Final = 120.0
+_SHARE_OF_SILENCE: Final = 10.0
+"""A run is looked at again after a tenth of the time for which it has not grown."""
+
+HELD_S: Final = 5.0
+"""How often a run is asked for that another syncer holds."""
+HELD_LIMIT_S: Final = 130.0
+"""A pass waits so long for such a run: a syncer that died loses its lease within that time."""
+
+FAILED_S: Final = 60.0
+"""When a run that failed for a reason of its own is tried again."""
+MAX_FAILED_S: Final = 960.0
+
+UNREACHABLE_S: Final = 30.0
+"""A pass ends when the server has not answered for so long; a service goes on."""
+BUSY_S: Final = 300.0
+"""A pass ends when the server has answered nothing but "later" for so long."""
+
+REFUSALS: Final = 3
+"""A pass ends when the key is refused for so many runs before it was accepted for one."""
+
+MAX_OPEN: Final = 64
+"""Runs that are kept open between two looks."""
+
+EVENT_GAP_S: Final = 0.5
+"""File events bring a look forward, but no closer to the one before."""
+
+_log = logging.getLogger("launchhelm")
+
+
+class Report(Protocol):
+    """What one slice of a push did."""
+
+    points: int
+    bytes: int
+    batches: int
+    refused: int
+    pending_hint: int
+    done: bool
+    stopped: str
+
+
+class Push(Protocol):
+    """One run on its way to one server; see syncer/push.py."""
+
+    def acquire(self) -> bool:
+        """Take or renew the lease; False while another syncer holds it."""
+        ...
+
+    def step(self, limit_s: float = SLICE_S) -> Report:
+        """Send for so long."""
+        ...
+
+    def heartbeat(self) -> object:
+        """Pass on which processes are alive."""
+        ...
+
+    def finish_if_ended(self) -> object:
+        """End on the server what has ended here."""
+        ...
+
+    def close(self) -> object:
+        """Let go of the lease and of everything open."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One run, and what was done with it.
+
+    Args:
+        state: waiting, sending, sent, held, skipped or failed.
+        why: For skipped, failed and held: the reason.
+        pending: Records that wait, as far as known.
+        caught_up_at: What was durable at this time of the monotonic clock is on the server.
+        is_over: It has ended, here and on the server, or is left alone; only new files of it count.
+        is_live: It may still grow.
+    """
+
+    place: Place
+    state: str = "waiting"
+    why: str = ""
+    points: int = 0
+    bytes: int = 0
+    batches: int = 0
+    refused: int = 0
+    pending: int = 0
+    push: Push | None = field(default=None, repr=False)
+    due: float = 0.0
+    grew_at: float = 0.0
+    beat_at: float = float("-inf")
+    served_at: float = float("-inf")
+    caught_up_at: float = float("-inf")
+    held_since: float | None = None
+    failed_s: float = FAILED_S
+    mark: int = -1
+    is_over: bool = False
+    is_live: bool = False
+
+
+@dataclass(slots=True)
+class Hold:
+    """Why nothing may be sent to this server for a while."""
+
+    until: float
+    since: float
+    why: str
+    kind: str  # busy, unreachable or key
+
+
+class Service:
+    """Sends runs to one server.
+
+    Args:
+        discovery: Where the runs are.
+        open_push: Makes the push of one run; called again after `renew_key`.
+        renew_key: Reads the key anew and uses it from now on.
+        watch: Go on until stopped; else end when everything durable now is sent.
+        is_settled: Whether a run needs no look: everything of it was sent by an earlier process.
+        on_slice: Called on the loop's thread after each slice.
+        wait: Sleeps for so many seconds or until woken; tests turn their clock instead.
+    """
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        open_push: Callable[[Place], Push],
+        *,
+        renew_key: Callable[[], object] = lambda: None,
+        watch: bool = False,
+        is_settled: Callable[[Place], bool] = lambda place: False,
+        on_slice: Callable[[Work], object] = lambda work: None,
+        clock: Clock = SYSTEM_CLOCK,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        self.work: dict[Path, Work] = {}
+        self.hold: Hold | None = None
+        self.gave_up: Hold | None = None
+        self.answered_at: float | None = None
+        self._discovery = discovery
+        self._open_push = open_push
+        self._renew_key = renew_key
+        self._watch = watch
+        self._is_settled = is_settled
+        self._on_slice = on_slice
+        self._clock = clock
+        self._live = _Queue()
+        self._others = _Queue()
+        self._was_live = False
+        self._look_at = float("-inf")
+        self._tries = 0
+        self._refusals = 0
+        self._key_is_doubtful = False
+        self._is_stopped = False
+        self._event = threading.Event()
+        self._wait = wait or self._sleep
+        self._woken: dict[Path, bool] = {}
+
+    # --- from any thread --------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End after the batch in hand."""
+        self._is_stopped = True
+        self._event.set()
+
+    def wake(self, directory: Path, *, at_once: bool = False) -> None:
+        """Look at one run soon, or for new runs when it is none that we know."""
+        self._woken[directory] = at_once or self._woken.get(directory, False)
+        self._event.set()
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Turn until all is sent, or until stopped; leaves nothing open."""
+        try:
+            while not self._is_stopped:
+                wait_s = self._turn()
+                if wait_s is None:
+                    return
+                if wait_s > 0:
+                    self._wait(wait_s)
+        finally:
+            for work in self.work.values():
+                self._close(work)
+
+    def _sleep(self, seconds: float) -> None:
+        self._event.wait(seconds)
+        if not self._is_stopped:
+            self._event.clear()
+
+    def _turn(self) -> float | None:
+        """Do one thing; return how long to wait, or None when all is done."""
+        now = self._clock.monotonic()
+        if self.hold is not None and now < self.hold.until:
+            return self.hold.until - now
+        if now >= self._look_at:
+            self._look()
+        self._take_woken(now)
+        work = self._next(now)
+        if work is not None:
+            self._serve(work)
+            self._on_slice(work)
+            return None if self.gave_up else 0.0
+        due = min(self._live.due, self._others.due, self._look_at)
+        return None if due == float("inf") else max(0.0, due - now)
+
+    def _look(self) -> None:
+        places = self._discovery.look()
+        now = self._clock.monotonic()
+        self._look_at = now + self._discovery.interval_s if self._watch else float("inf")
+        for directory in self.work.keys() - {place.directory for place in places}:
+            work = self.work.pop(directory)
+            work.due = float("inf")
+            self._close(work)
+        for place in places:
+            if place.directory not in self.work:
+                work = self.work[place.directory] = Work(place, grew_at=now)
+                work.is_live = is_growing(place.directory)
+                self._put(work, now)
+
+    def _take_woken(self, now: float) -> None:
+        while self._woken:
+            directory, at_once = self._woken.popitem()
+            work = self.work.get(directory)
+            if work is None:
+                self._look_at = min(self._look_at, now + EVENT_GAP_S)
+            elif work.state != "failed":
+                soon = now if at_once else max(now, work.served_at + EVENT_GAP_S)
+                if soon < work.due < float("inf"):
+                    self._put(work, soon)
+
+    def _put(self, work: Work, due: float) -> None:
+        work.due = due
+        (self._live if work.is_live else self._others).put(work)
+
+    def _next(self, now: float) -> Work | None:
+        """Take the next run that is due; live runs and the others take turns."""
+        queues = [self._live, self._others]
+        if self._was_live:
+            queues.reverse()
+        for queue in queues:
+            work = queue.take(now)
+            if work is not None:
+                self._was_live = queue is self._live
+                return work
+        return None
+
+    # --- one run ----------------------------------------------------------------------------------
+
+    def _serve(self, work: Work) -> None:
+        started = work.served_at = self._clock.monotonic()
+        try:
+            if self._key_is_doubtful:
+                self._try_new_key()
+            if self._needs_no_look(work):
+                self._rest(work, 0.0)
+                return
+            if work.push is None:
+                work.push = self._open_push(work.place)
+            if not work.push.acquire():
+                self._held(work)
+                return
+            work.held_since = None
+            self._slice(work, work.push)
+        except LaunchHelmError as error:
+            self._trouble(work, error, started)
+        except OSError as error:
+            self._fail(work, f"{error.filename or work.place.directory}: {error.strerror or error}")
+        except Exception as error:  # One bad run must not stop the others.
+            _log.exception("Syncing %s failed; other runs go on.", work.place.directory)
+            self._fail(work, f"our failure, {type(error).__name__}: {error}")
+
+    def _needs_no_look(self, work: Work) -> bool:
+        """Whether a run that was over is as it was, by one `stat`."""
+        if not work.is_over:
+            if work.mark >= 0 or not self._is_settled(work.place):
+                return False
+            work.state, work.is_over = "sent", True
+            work.mark = data_mark(work.place.directory)
+            return True
+        mark = data_mark(work.place.directory)
+        if mark == work.mark:
+            return True
+        work.mark, work.is_over = mark, False
+        return False
+
+    def _slice(self, work: Work, push: Push) -> None:
+        started = work.served_at
+        if started - work.beat_at >= HEARTBEAT_S:
+            work.beat_at = started
+            push.heartbeat()
+        mark = data_mark(work.place.directory)
+        report = push.step(SLICE_S)
+        self._answered()
+        work.points += report.points
+        work.bytes += report.bytes
+        work.batches += report.batches
+        work.refused += report.refused
+        work.pending = report.pending_hint
+        work.failed_s = FAILED_S
+        now = self._clock.monotonic()
+        if report.batches:
+            work.grew_at = now
+        if report.stopped:
+            self._skip(work, report.stopped)
+        elif not report.done:
+            work.state = "sending"
+            self._put(work, now)
+        else:
+            work.state, work.why, work.caught_up_at = "sent", "", started
+            if push.finish_if_ended():
+                work.mark, work.is_over = mark, True
+            work.is_live = not work.is_over
+            if work.is_over or not self._watch:
+                self._close(work)
+            self._rest(work, now - started)
+            self._close_idle()
+
+    def _rest(self, work: Work, took_s: float) -> None:
+        """Look again after a while: later where nothing has come for long, or looking is slow."""
+        if not self._watch:
+            return
+        now = self._clock.monotonic()
+        idle_s = max(INTERVAL_S, (now - work.grew_at) / _SHARE_OF_SILENCE)
+        self._put(work, now + min(LONGEST_IDLE_S, stretched(idle_s, took_s)))
+
+    def _held(self, work: Work) -> None:
+        now = self._clock.monotonic()
+        if work.held_since is None:
+            work.held_since = now
+        work.state = "held"
+        work.why = "another syncer is at work on it"
+        if self._watch or now - work.held_since < HELD_LIMIT_S:
+            self._put(work, now + HELD_S)
+        else:
+            work.state = "skipped"
+
+    def _close(self, work: Work) -> None:
+        push, work.push = work.push, None
+        if push is None:
+            return
+        try:
+            push.close()
+        except Exception as error:  # What is left open is a lease, which lapses.
+            _log.warning("Closing %s: %s", work.place.directory, error)
+
+    def _close_idle(self) -> None:
+        opened = [work for work in self.work.values() if work.push is not None]
+        if len(opened) > MAX_OPEN:
+            self._close(min(opened, key=lambda work: work.grew_at))
+
+    # --- trouble ----------------------------------------------------------------------------------
+
+    def _trouble(self, work: Work, error: LaunchHelmError, started: float) -> None:
+        if not isinstance(error, ApiError):
+            self._fail(work, error.message)
+            return
+        advice = retry.decide(error, tries=self._tries)
+        if isinstance(advice, retry.PauseForKey):
+            self._refused_key(work, error.status, advice)
+        elif isinstance(advice, retry.Wait):
+            self._tries += 1
+            kind = "busy" if error.status else "unreachable"
+            limit_s = BUSY_S if error.status else UNREACHABLE_S
+            self._hold(work, kind, advice.seconds, advice.why, started, limit_s)
+        elif isinstance(advice, retry.SkipRun):
+            self._answered()
+            self._skip(work, advice.why)
+        else:
+            self._answered()
+            self._fail(work, advice.why)
+
+    def _refused_key(self, work: Work, status: int, advice: retry.PauseForKey) -> None:
+        self._key_is_doubtful = True
+        self._refusals += 1
+        accepted = self.answered_at is not None
+        if status == 403 and (accepted or (not self._watch and self._refusals < REFUSALS)):
+            # The key is good, but not for this run.
+            self._fail(work, advice.why)
+        else:
+            self._hold(work, "key", advice.seconds, advice.why, self._clock.monotonic(), 0.0)
+
+    def _hold(
+        self, work: Work, kind: str, seconds: float, why: str, started: float, limit_s: float
+    ) -> None:
+        """Ask the server nothing for a while; a pass ends when that has lasted for too long."""
+        now = self._clock.monotonic()
+        if self.hold is not None and self.hold.kind == kind:
+            started = self.hold.since
+        self.hold = Hold(now + seconds, started, why, kind)
+        if not self._watch and now + seconds - started >= limit_s:
+            self.gave_up = self.hold
+        self._put(work, now + seconds)
+
+    def _try_new_key(self) -> None:
+        """Use the key as it is now; what is open holds the one before."""
+        self._key_is_doubtful = False
+        for work in self.work.values():
+            self._close(work)
+        self._renew_key()
+
+    def _answered(self) -> None:
+        self.hold, self._tries, self._refusals = None, 0, 0
+        self.answered_at = self._clock.monotonic()
+
+    def _skip(self, work: Work, why: str) -> None:
+        """Leave a run alone until it has new files, or somebody asks again."""
+        self._close(work)
+        work.state, work.why = "skipped", why
+        work.mark, work.is_over = data_mark(work.place.directory), True
+        work.is_live = False
+        self._rest(work, 0.0)
+
+    def _fail(self, work: Work, why: str) -> None:
+        """Try a run again after a while."""
+        self._close(work)
+        work.state, work.why = "failed", why
+        if self._watch:
+            self._put(work, self._clock.monotonic() + work.failed_s)
+            work.failed_s = min(MAX_FAILED_S, work.failed_s * 2)
+
+
+class _Queue:
+    """Runs by the time at which they are due; of equal times, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, Work]] = []
+        self._count = 0
+
+    def put(self, work: Work) -> None:
+        """Add a run; an earlier entry of it is void from now on."""
+        self._count += 1
+        heapq.heappush(self._entries, (work.due, self._count, work))
+
+    def take(self, now: float) -> Work | None:
+        """Take the first run that is due."""
+        if self.due > now:
+            return None
+        work = heapq.heappop(self._entries)[2]
+        work.due = float("inf")
+        return work
+
+    @property
+    def due(self) -> float:
+        """When the first run is due; infinity for none."""
+        while self._entries and self._entries[0][0] != self._entries[0][2].due:
+            heapq.heappop(self._entries)
+        return self._entries[0][0] if self._entries else float("inf")

@@ -1,0 +1,434 @@
+"""The loop over runs, with pushes that do as a test says and a clock that it turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from launchhelm.errors import StorageError
+from syncer.api.answers import ApiError
+from syncer.discover import Discovery, Place
+from syncer.service import HEARTBEAT_S, HELD_LIMIT_S, MAX_OPEN, UNREACHABLE_S, Service, Work
+from tests.support.cli_runs import MadeRun
+from tests.support.runs import TurnedClock
+
+
+@dataclass
+class Slice:
+    """What one step reports."""
+
+    points: int = 0
+    bytes: int = 0
+    batches: int = 0
+    refused: int = 0
+    pending_hint: int = 0
+    done: bool = True
+    stopped: str = ""
+
+
+Step = Slice | Exception
+
+
+@dataclass
+class Script:
+    """What becomes of one run: its steps one by one, then `Slice()` for ever."""
+
+    clock: TurnedClock
+    steps: list[Step] = field(default_factory=list)
+    ended: bool = False
+    held: bool = False
+    log: list[str] = field(default_factory=list)
+    stepped_at: list[float] = field(default_factory=list)
+
+    def acquire(self) -> bool:
+        return not self.held
+
+    def step(self, limit_s: float = 1.0) -> Slice:
+        del limit_s
+        self.log.append("step")
+        self.stepped_at.append(self.clock.at)
+        step = self.steps.pop(0) if self.steps else Slice()
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    def heartbeat(self) -> None:
+        self.log.append("beat")
+
+    def finish_if_ended(self) -> bool:
+        return self.ended
+
+    def close(self) -> None:
+        self.log.append("close")
+
+
+def sent(points: int, *, done: bool = True) -> Slice:
+    return Slice(points=points, bytes=points * 100, batches=1, done=done)
+
+
+class Rig:
+    """A service over made runs, whose time passes only while it waits."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.clock = TurnedClock()
+        self.scripts: dict[Path, Script] = {}
+        self.order: list[Path] = []
+        self.opened: list[tuple[float, Path]] = []
+        self.keys = 0
+
+    def run(self, *steps: Step, ended: bool = False, held: bool = False) -> Path:
+        path = MadeRun(self.root).path
+        self.scripts[path] = Script(self.clock, list(steps), ended, held)
+        return path
+
+    def open(self, place: Place) -> Script:
+        self.opened.append((self.clock.at, place.directory))
+        return self.scripts[place.directory]
+
+    def renew(self) -> None:
+        self.keys += 1
+
+    def service(self, *, watch: bool = False, until: float = 3600.0) -> Service:
+        end = self.clock.at + until
+
+        def wait(seconds: float) -> None:
+            self.clock.turn(seconds)
+            if self.clock.at >= end:
+                service.stop()
+
+        def note(work: Work) -> None:
+            self.order.append(work.place.directory)
+            self.clock.turn(0.01)
+
+        service = Service(
+            Discovery([self.root], clock=self.clock),
+            self.open,
+            renew_key=self.renew,
+            watch=watch,
+            on_slice=note,
+            clock=self.clock,
+            wait=wait,
+        )
+        return service
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    root = tmp_path / "runs"
+    root.mkdir()
+    return Rig(root)
+
+
+def states(service: Service) -> dict[Path, str]:
+    return {path: work.state for path, work in service.work.items()}
+
+
+def transport() -> ApiError:
+    return ApiError("transport", "No connection.")
+
+
+def refused(status: int = 401) -> ApiError:
+    return ApiError("unauthorized", "The key is not valid.", status=status)
+
+
+def busy(after_s: float | None) -> ApiError:
+    return ApiError("rate_limited", "Later.", status=429, retryable=True, retry_after_s=after_s)
+
+
+# --- a pass -------------------------------------------------------------------------------------
+
+
+def test_a_pass_gives_every_run_slices_in_turn_and_ends(rig: Rig) -> None:
+    long = rig.run(*[sent(10, done=False)] * 3, sent(10))
+    short = rig.run(sent(5))
+
+    service = rig.service()
+    service.run()
+
+    assert rig.order[:2] == [short, long], "the newest first, then the other"
+    assert rig.order.count(long) == 4 and rig.order.count(short) == 1
+    assert states(service) == {long: "sent", short: "sent"}
+    assert service.work[long].points == 40
+    assert all(script.log[-1] == "close" for script in rig.scripts.values())
+
+
+def test_a_live_run_goes_before_newer_ones_that_are_over(rig: Rig) -> None:
+    live = MadeRun(rig.root)
+    live.journals[0].beat(1)
+    rig.scripts[live.path] = Script(rig.clock, [sent(1)])
+    over = rig.run(sent(1))
+    for journal in (over / "data").glob("*.jsonl"):
+        journal.rename(journal.with_suffix(".db"))
+
+    rig.service().run()
+
+    assert rig.order == [live.path, over]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (StorageError("A file is damaged."), "damaged"),
+        (PermissionError(13, "Permission denied", "/x/data"), "Permission denied"),
+        (RuntimeError("a mistake of ours"), "our failure"),
+        (ApiError("invalid", "No.", status=400), "refused"),
+    ],
+)
+def test_one_bad_run_stops_no_other(rig: Rig, error: Exception, said: str) -> None:
+    good = [rig.run(sent(1)), rig.run(sent(1))]
+    bad = rig.run(error)
+
+    service = rig.service()
+    service.run()
+
+    assert states(service) == {**dict.fromkeys(good, "sent"), bad: "failed"}
+    assert said in service.work[bad].why
+    assert rig.scripts[bad].log[-1] == "close"
+
+
+def test_a_run_that_is_gone_on_the_server_is_asked_for_once(rig: Rig) -> None:
+    gone = rig.run(ApiError("gone", "Deleted.", status=410))
+    other = rig.run(sent(1))
+
+    service = rig.service(watch=True, until=600.0)
+    service.run()
+
+    assert states(service) == {gone: "skipped", other: "sent"}
+    assert "deleted on the server" in service.work[gone].why
+    assert rig.scripts[gone].log.count("step") == 1
+
+
+def test_a_slice_that_stops_for_good_says_why(rig: Rig) -> None:
+    path = rig.run(Slice(stopped="deleted on the server"))
+    service = rig.service()
+    service.run()
+    assert (service.work[path].state, service.work[path].why) == (
+        "skipped",
+        "deleted on the server",
+    )
+
+
+def test_a_run_that_another_syncer_holds_is_waited_for_until_its_lease_would_lapse(
+    rig: Rig,
+) -> None:
+    held, free = rig.run(held=True), rig.run(sent(1))
+    started = rig.clock.at
+
+    service = rig.service()
+    service.run()
+
+    assert states(service) == {held: "skipped", free: "sent"}
+    assert "another syncer" in service.work[held].why
+    assert HELD_LIMIT_S <= rig.clock.at - started < HELD_LIMIT_S + 10
+
+
+def test_a_run_that_was_settled_earlier_is_not_opened(rig: Rig) -> None:
+    rig.run(), rig.run()
+    service = Service(
+        Discovery([rig.root], clock=rig.clock),
+        rig.open,
+        is_settled=lambda place: True,
+        clock=rig.clock,
+        wait=rig.clock.turn,
+    )
+    service.run()
+    assert rig.opened == [] and set(states(service).values()) == {"sent"}
+
+
+# --- the server -----------------------------------------------------------------------------------
+
+
+def test_a_busy_server_is_left_alone_for_all_runs_as_long_as_it_asks(rig: Rig) -> None:
+    rig.run(busy(20.0), sent(1)), rig.run(sent(1))
+    service = rig.service()
+    first = rig.clock.at
+
+    service.run()
+
+    assert set(states(service).values()) == {"sent"}
+    asked = [at - first for script in rig.scripts.values() for at in script.stepped_at]
+    assert [at for at in asked if 0.05 < at < 20.0] == []
+
+
+def test_a_pass_gives_up_when_the_server_cannot_be_reached(rig: Rig) -> None:
+    path = rig.run(*[transport()] * 50)
+    started = rig.clock.at
+
+    service = rig.service()
+    service.run()
+
+    assert service.gave_up is not None and service.gave_up.kind == "unreachable"
+    assert states(service) == {path: "waiting"}
+    assert rig.clock.at - started <= UNREACHABLE_S
+    assert rig.scripts[path].log.count("step") >= 4
+
+
+def test_a_service_goes_on_until_the_server_is_back(rig: Rig) -> None:
+    path = rig.run(*[transport()] * 12, sent(7))
+
+    service = rig.service(watch=True, until=1800.0)
+    service.run()
+
+    assert service.work[path].points == 7
+    assert service.hold is None
+
+
+def test_a_refused_key_ends_a_pass_at_once(rig: Rig) -> None:
+    rig.run(refused())
+    service = rig.service()
+    service.run()
+    assert service.gave_up is not None and service.gave_up.kind == "key"
+
+
+def test_a_refused_key_is_tried_once_a_minute_and_read_anew_each_time(rig: Rig) -> None:
+    """Nothing is lost while the key is replaced, and the server is not hammered."""
+    path = rig.run(sent(100), *[refused()] * 3, sent(50))
+
+    service = rig.service(watch=True, until=600.0)
+    service.run()
+
+    tried = rig.scripts[path].stepped_at
+    first = tried[1]
+    assert len([at for at in tried[1:] if at - first < 60.0]) == 1
+    assert rig.keys == 3
+    assert service.work[path].points == 150
+
+
+def test_a_key_that_may_not_send_one_run_sends_the_others(rig: Rig) -> None:
+    others = [rig.run(sent(1)), rig.run(sent(1))]
+    forbidden = rig.run(*[refused(403)] * 9)
+
+    service = rig.service()
+    service.run()
+
+    assert states(service) == {**dict.fromkeys(others, "sent"), forbidden: "failed"}
+    assert service.gave_up is None
+
+
+def test_a_key_that_may_not_send_anything_ends_a_pass(rig: Rig) -> None:
+    for _ in range(20):
+        rig.run(*[refused(403)] * 9)
+    service = rig.service()
+    service.run()
+    assert service.gave_up is not None and service.gave_up.kind == "key"
+    assert len(rig.order) == 3
+
+
+# --- for good -------------------------------------------------------------------------------------
+
+
+def test_a_service_finds_runs_that_come_later(rig: Rig) -> None:
+    rig.run(sent(1))
+    service = rig.service(watch=True, until=60.0)
+    later: list[Path] = []
+    wait = service._wait
+
+    def waiting(seconds: float) -> None:
+        if not later:
+            later.append(rig.run(sent(3)))
+        wait(seconds)
+
+    service._wait = waiting
+    service.run()
+    assert service.work[later[0]].points == 3
+
+
+def test_heartbeats_are_passed_on_every_15_seconds_while_a_run_is_live(rig: Rig) -> None:
+    path = rig.run(*[sent(1)] * 200)
+    rig.service(watch=True, until=300.0).run()
+    beats = rig.scripts[path].log.count("beat")
+    assert 300 / (HEARTBEAT_S + 3) <= beats <= 300 / HEARTBEAT_S + 1
+
+
+def test_a_silent_run_is_looked_at_less_and_less(rig: Rig) -> None:
+    path = rig.run(sent(1))
+    rig.service(watch=True, until=3600.0).run()
+    assert 3600 / 120 < rig.scripts[path].log.count("step") < 120
+
+
+def test_a_finished_run_is_closed_and_opened_again_only_for_new_files(rig: Rig) -> None:
+    path = rig.run(sent(1), sent(2), ended=True)
+    service = rig.service(watch=True, until=600.0)
+    changed: list[float] = []
+    wait = service._wait
+
+    def waiting(seconds: float) -> None:
+        if rig.clock.at > 1300 and not changed:
+            changed.append(rig.clock.at)
+            (path / "data" / "r00000-a002-00000002.00001.jsonl").touch()
+        wait(seconds)
+
+    service._wait = waiting
+    service.run()
+
+    assert len(rig.opened) == 2 and rig.opened[1][0] >= changed[0]
+    assert service.work[path].points == 3
+
+
+def test_a_failed_run_is_tried_again_later(rig: Rig) -> None:
+    path = rig.run(StorageError("Not now."), sent(4))
+    service = rig.service(watch=True, until=120.0)
+    service.run()
+    assert service.work[path].points == 4 and service.work[path].state == "sent"
+
+
+def test_no_more_runs_are_kept_open_than_a_limit(rig: Rig) -> None:
+    for _ in range(MAX_OPEN + 10):
+        rig.run(*[sent(1)] * 3)
+    service = rig.service(watch=True, until=20.0)
+    most = 0
+    wait = service._wait
+
+    def waiting(seconds: float) -> None:
+        nonlocal most
+        most = max(most, sum(work.push is not None for work in service.work.values()))
+        wait(seconds)
+
+    service._wait = waiting
+    service.run()
+    assert 0 < most <= MAX_OPEN
+
+
+def test_waking_brings_a_look_forward(rig: Rig) -> None:
+    path = rig.run(sent(1))
+    service = rig.service(watch=True, until=1000.0)
+    woken: list[float] = []
+    seen: list[float] = []
+    wait = service._wait
+
+    def waiting(seconds: float) -> None:
+        if not woken and rig.clock.at > 1600:
+            woken.append(rig.clock.at)
+            service.wake(path, at_once=True)
+            return
+        wait(seconds)
+
+    service._wait = waiting
+    on_slice = service._on_slice
+
+    def note(work: Work) -> None:
+        seen.append(rig.clock.at)
+        on_slice(work)
+
+    service._on_slice = note
+    service.run()
+    assert woken[0] in seen
+
+
+def test_stopping_leaves_nothing_open(rig: Rig) -> None:
+    paths = [rig.run(*[sent(1, done=False)] * 1000) for _ in range(3)]
+    service = rig.service(watch=True)
+    on_slice = service._on_slice
+
+    def note(work: Work) -> None:
+        on_slice(work)
+        if len(rig.order) == 7:
+            service.stop()
+
+    service._on_slice = note
+    service.run()
+    assert len(rig.order) == 7
+    assert all(rig.scripts[path].log[-1] == "close" for path in paths)
