@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 LIVE_S: Final = 60.0
 """A session is live for so long after its last heartbeat; clients beat every 15 to 19 s."""
 
+MIN_BODY_BYTES: Final = 1_048_700
+"""What clients may send in one request."""
+
 
 @dataclass(frozen=True)
 class Limits:
     """What one request, and one key, may ask for.
 
     Args:
-        body_bytes: Longest request body; the API needs at least 1,048,700.
+        body_bytes: Longest request body, at least MIN_BODY_BYTES.
         requests_per_s: Sustained rate per key; 0 means no limit.
         burst: Requests that a key may make at once on top of that.
     """
