@@ -28,7 +28,7 @@ LEASE_S: Final = 120.0
 RENEW_S: Final = 10.0
 
 _NAME = re.compile(r"lease\.(\d{8,})", re.ASCII)
-_NUMBERED = re.compile(r"(?:lease|state)\.(\d{8,})(?:\.jsonl)?", re.ASCII)
+_NUMBERED = re.compile(r"(?:lease|state)\.(\d{8,})(?:\.\d{5,}\.jsonl)?", re.ASCII)
 _READ_BYTES: Final = 4096
 
 

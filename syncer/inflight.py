@@ -1,0 +1,251 @@
+"""Batches between the run directory and the wire: cut, queued, sent as one, and made again.
+
+A batch is points of one stream, in the order of their records. A request takes at most one batch
+of each stream, all of one participant, so that a stream on the server never has a hole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from launchhelm.records import Record, WriterId
+from launchhelm.store.cursor import Cursor, Progress
+from launchhelm.store.reader import Reader, list_segments
+from syncer.api import wire
+from syncer.mapping import Sample, samples
+from syncer.naming import StreamKey
+from syncer.state import Flight, State
+
+HEAD_BYTES: Final = 512
+"""What a batch has beside its points, at most."""
+
+MIN_REQUEST_BYTES: Final = 4 << 10
+"""Requests are not made smaller than this to please a server; single points may still fit."""
+
+_ENTIRELY: Final = 1 << 62
+_LIMIT: Final = 2000
+
+
+@dataclass(slots=True)
+class Batch:
+    """Points of one stream on their way.
+
+    Args:
+        key: The stream.
+        points: In order, at least one.
+        start: Once they are stored, all of the stream from `start` to `last` is dealt with.
+    """
+
+    key: StreamKey
+    points: Sequence[Sample]
+    start: int
+    size: int = 0
+
+    def __post_init__(self) -> None:
+        self.size = HEAD_BYTES + sum(len(point.data) + 1 for point in self.points)
+
+    @property
+    def first(self) -> int:
+        """Record number of the first point."""
+        return self.points[0].seq
+
+    @property
+    def last(self) -> int:
+        """Record number of the last point."""
+        return self.points[-1].seq
+
+    def halves(self) -> tuple[Batch, Batch]:
+        """Split a batch of two points or more."""
+        middle = len(self.points) // 2
+        one = Batch(self.key, self.points[:middle], self.start)
+        return one, Batch(self.key, self.points[middle:], one.last + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A batch with everything the wire needs, and the intent to send it."""
+
+    batch: Batch
+    flight: Flight
+    stream_id: str
+    data: bytes
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Batches that wait, per participant and stream.
+
+    Args:
+        max_bytes: Of one request; comes down when a server takes less.
+    """
+
+    max_bytes: int = wire.MAX_REQUEST_BYTES
+    points: int = 0
+    _queues: dict[WriterId, dict[StreamKey, deque[Batch]]] = field(default_factory=dict)
+
+    def add(self, key: StreamKey, points: Sequence[Sample], start: int) -> None:
+        """Cut points of one stream into batches behind those that wait."""
+        queue = self._queues.setdefault(key.writer, {}).setdefault(key, deque())
+        begin = 0
+        for part in wire.partition([point.data for point in points]):
+            batch = Batch(key, points[begin : begin + len(part)], start)
+            queue.append(batch)
+            begin += len(part)
+            start = batch.last + 1
+        self.points += len(points)
+
+    def put_back(self, batches: Iterable[Batch]) -> None:
+        """Put batches before those that wait, in their order."""
+        for batch in reversed(list(batches)):
+            queue = self._queues.setdefault(batch.key.writer, {}).setdefault(batch.key, deque())
+            queue.appendleft(batch)
+            self.points += len(batch.points)
+
+    def drop(self, key: StreamKey) -> None:
+        """Let go of everything that waits for one stream."""
+        queue = self._queues.get(key.writer, {}).pop(key, ())
+        self.points -= sum(len(batch.points) for batch in queue)
+
+    def take(self) -> list[Batch]:
+        """Take the batches of the next request; [] when nothing waits."""
+        for writer, queues in list(self._queues.items()):
+            taken: list[Batch] = []
+            size = 0
+            for key, queue in list(queues.items()):
+                if not queue:
+                    del queues[key]
+                    continue
+                while queue[0].size > self.max_bytes and len(queue[0].points) > 1:
+                    queue.extendleft(reversed(queue.popleft().halves()))
+                if taken and size + queue[0].size > self.max_bytes:
+                    break
+                taken.append(queue.popleft())
+                size += taken[-1].size
+                if len(taken) == wire.MAX_BATCHES:
+                    break
+            if taken:
+                self.points -= sum(len(batch.points) for batch in taken)
+                return taken
+            del self._queues[writer]
+        return []
+
+    def too_large(self, body_bytes: int) -> None:
+        """Take note that the server did not take a request of that size."""
+        self.max_bytes = max(MIN_REQUEST_BYTES, min(self.max_bytes, body_bytes // 2))
+
+
+def batch_id(server: str, stream_id: str, key: StreamKey, epoch: str, first: int, last: int) -> str:
+    """Return the id of a batch: whoever sends these records to this stream gives the same one."""
+    text = f"launchhelm-offline {server} {stream_id} {epoch} {first} {last} {key.text}"
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, text))
+
+
+def encode(batch: Batch, state: State, server: str, epoch: str) -> Ready:
+    """Make the bytes of a batch, and the intent to send them.
+
+    Args:
+        batch: Its stream and participant are known to the state, with their server ids.
+        state: Where those ids are.
+        server: Name of the server and organisation.
+        epoch: Under which the points are sent.
+    """
+    number = state.number[batch.key.text]
+    stream = state.streams[number]
+    identity = batch_id(server, stream.id, batch.key, epoch, batch.first, batch.last)
+    participant = state.participants[str(batch.key.writer)]
+    points = [point.data for point in batch.points]
+    data = wire.batch(identity, stream.id, stream.revision, epoch, participant, points)
+    flight = Flight(
+        stream=number,
+        first=batch.first,
+        last=batch.last,
+        start=batch.start,
+        count=len(points),
+        epoch=epoch,
+        batch_id=identity,
+        digest=hashlib.sha256(data).hexdigest()[:32],
+    )
+    return Ready(batch, flight, stream.id, data)
+
+
+def remake(run_directory: Path, state: State) -> tuple[list[Ready], list[tuple[Flight, int]]]:
+    """Make the batches again that were on their way when a syncer ended.
+
+    Returns:
+        Those with the very bytes that were promised; then the flights for which that failed, each
+        with the number of points that can be read.
+    """
+    ready: list[Ready] = []
+    failed: list[tuple[Flight, int]] = []
+    by_writer: dict[WriterId, list[tuple[StreamKey, Flight]]] = {}
+    for flight in state.flights.values():
+        key = StreamKey.parse(state.streams[flight.stream].key)
+        by_writer.setdefault(key.writer, []).append((key, flight))
+    for writer, flights in by_writer.items():
+        found: dict[StreamKey, list[Sample]] = {key: [] for key, _ in flights}
+        first = min(flight.first for _, flight in flights)
+        last = max(flight.last for _, flight in flights)
+        for record in records_between(run_directory, writer, first, last):
+            for sample in samples(record, run_directory):
+                if isinstance(sample, Sample) and sample.key in found:
+                    found[sample.key].append(sample)
+        for key, flight in flights:
+            points = [it for it in found[key] if flight.first <= it.seq <= flight.last]
+            again = _again(key, flight, points, state)
+            if again is None:
+                failed.append((flight, len(points)))
+            else:
+                ready.append(again)
+    return ready, failed
+
+
+def _again(key: StreamKey, flight: Flight, points: Sequence[Sample], state: State) -> Ready | None:
+    participant = state.participants.get(str(key.writer))
+    if len(points) != flight.count or participant is None:
+        return None
+    stream = state.streams[flight.stream]
+    data = wire.batch(
+        flight.batch_id,
+        stream.id,
+        stream.revision,
+        flight.epoch,
+        participant,
+        [point.data for point in points],
+    )
+    if hashlib.sha256(data).hexdigest()[:32] != flight.digest:
+        return None
+    return Ready(Batch(key, points, flight.start), flight, stream.id, data)
+
+
+def records_between(
+    run_directory: Path, writer: WriterId, first: int, last: int
+) -> Iterator[Record]:
+    """Yield the records of one writer from one number to another, as far as they can be read."""
+    reader = Reader(run_directory, cursor_at(run_directory, {writer: first}), ranks=[writer.rank])
+    while records := reader.poll(limit=_LIMIT):
+        for record in records:
+            if record.writer != writer or record.seq > last:
+                return
+            yield record
+
+
+def cursor_at(run_directory: Path, wanted: dict[WriterId, int]) -> Cursor:
+    """Return a cursor that delivers some writers from a record on, and the others not at all."""
+    try:
+        listing = list_segments(run_directory)
+    except OSError:
+        return Cursor()
+    return Cursor(
+        {
+            writer: Progress(wanted=wanted[writer])
+            if writer in wanted
+            else Progress(wanted=_ENTIRELY, done=_ENTIRELY)
+            for writer in listing
+        }
+    )
