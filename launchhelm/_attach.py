@@ -164,7 +164,7 @@ class Attached:
                 service = Service(
                     Discovery([self._directory], clock=self._clock),
                     connection.open_push,
-                    renew_key=connection.renew_key,
+                    connect=connection.connect,
                     watch=True,
                     clock=self._clock,
                     on_slice=self._note,

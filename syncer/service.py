@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
-from launchhelm.errors import LaunchHelmError
+from launchhelm.errors import ConfigError, LaunchHelmError
 from syncer import retry
 from syncer.api.answers import ApiError
 from syncer.discover import INTERVAL_S, Discovery, Place, data_mark, is_growing, stretched
@@ -135,7 +135,7 @@ class Hold:
     until: float
     since: float
     why: str
-    kind: str  # busy, unreachable or key
+    kind: str  # busy, unreachable, key or config
 
 
 class Service:
@@ -143,8 +143,9 @@ class Service:
 
     Args:
         discovery: Where the runs are.
-        open_push: Makes the push of one run; called again after `renew_key`.
-        renew_key: Reads the key anew and uses it from now on.
+        open_push: Makes the push of one run.
+        connect: Called before the first push, and again after the key was refused, to use the key
+            as it is then. Pushes that were open are closed before and made anew.
         watch: Go on until stopped; else end when everything durable now is sent.
         is_settled: Whether a run needs no look: everything of it was sent by an earlier process.
         on_slice: Called on the loop's thread after each slice.
@@ -156,7 +157,7 @@ class Service:
         discovery: Discovery,
         open_push: Callable[[Place], Push],
         *,
-        renew_key: Callable[[], object] = lambda: None,
+        connect: Callable[[], object] = lambda: None,
         watch: bool = False,
         is_settled: Callable[[Place], bool] = lambda place: False,
         on_slice: Callable[[Work], object] = lambda work: None,
@@ -169,7 +170,7 @@ class Service:
         self.answered_at: float | None = None
         self._discovery = discovery
         self._open_push = open_push
-        self._renew_key = renew_key
+        self._connect = connect
         self._watch = watch
         self._is_settled = is_settled
         self._on_slice = on_slice
@@ -180,7 +181,7 @@ class Service:
         self._look_at = float("-inf")
         self._tries = 0
         self._refusals = 0
-        self._key_is_doubtful = False
+        self._must_connect = True
         self._is_stopped = False
         self._event = threading.Event()
         self._wait = wait or self._sleep
@@ -280,8 +281,8 @@ class Service:
     def _serve(self, work: Work) -> None:
         started = work.served_at = self._clock.monotonic()
         try:
-            if self._key_is_doubtful:
-                self._try_new_key()
+            if self._must_connect and not self._connected(work, started):
+                return
             if self._needs_no_look(work):
                 self._rest(work, 0.0)
                 return
@@ -401,7 +402,7 @@ class Service:
             self._fail(work, advice.why)
 
     def _refused_key(self, work: Work, status: int, advice: retry.PauseForKey) -> None:
-        self._key_is_doubtful = True
+        self._must_connect = True
         self._refusals += 1
         accepted = self.answered_at is not None
         if status == 403 and (accepted or (not self._watch and self._refusals < REFUSALS)):
@@ -422,12 +423,21 @@ class Service:
             self.gave_up = self.hold
         self._put(work, now + seconds)
 
-    def _try_new_key(self) -> None:
-        """Use the key as it is now; what is open holds the one before."""
-        self._key_is_doubtful = False
-        for work in self.work.values():
-            self._close(work)
-        self._renew_key()
+    def _connected(self, work: Work, started: float) -> bool:
+        """Connect with the key as it is now; what is open holds the one before.
+
+        Raises:
+            ApiError: As a slice would.
+        """
+        for each in self.work.values():
+            self._close(each)
+        try:
+            self._connect()
+        except ConfigError as error:
+            self._hold(work, "config", FAILED_S, str(error), started, 0.0)
+            return False
+        self._must_connect = False
+        return True
 
     def _answered(self) -> None:
         self.hold, self._tries, self._refusals = None, 0, 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launchhelm.errors import StorageError
+from launchhelm.errors import ConfigError, LaunchHelmError, StorageError
 from syncer.api.answers import ApiError
 from syncer.discover import Discovery, Place
 from syncer.service import HEARTBEAT_S, HELD_LIMIT_S, MAX_OPEN, UNREACHABLE_S, Service, Work
@@ -78,6 +78,7 @@ class Rig:
         self.order: list[Path] = []
         self.opened: list[tuple[float, Path]] = []
         self.keys = 0
+        self.refusals: list[LaunchHelmError] = []
 
     def run(self, *steps: Step, ended: bool = False, held: bool = False) -> Path:
         path = MadeRun(self.root).path
@@ -88,8 +89,10 @@ class Rig:
         self.opened.append((self.clock.at, place.directory))
         return self.scripts[place.directory]
 
-    def renew(self) -> None:
+    def connect(self) -> None:
         self.keys += 1
+        if self.refusals:
+            raise self.refusals.pop(0)
 
     def service(self, *, watch: bool = False, until: float = 3600.0) -> Service:
         end = self.clock.at + until
@@ -106,7 +109,7 @@ class Rig:
         service = Service(
             Discovery([self.root], clock=self.clock),
             self.open,
-            renew_key=self.renew,
+            connect=self.connect,
             watch=watch,
             on_slice=note,
             clock=self.clock,
@@ -293,8 +296,25 @@ def test_a_refused_key_is_tried_once_a_minute_and_read_anew_each_time(rig: Rig) 
     tried = rig.scripts[path].stepped_at
     first = tried[1]
     assert len([at for at in tried[1:] if at - first < 60.0]) == 1
-    assert rig.keys == 3
+    assert rig.keys == 1 + 3
     assert service.work[path].points == 150
+
+
+def test_a_pass_ends_where_the_settings_do_not_tell_where_to(rig: Rig) -> None:
+    rig.run(sent(1))
+    rig.refusals = [ConfigError("The key sees several organisations.")]
+    service = rig.service()
+    service.run()
+    assert service.gave_up is not None and service.gave_up.kind == "config"
+    assert rig.opened == []
+
+
+def test_connecting_is_tried_again_like_sending(rig: Rig) -> None:
+    path = rig.run(sent(1))
+    rig.refusals = [transport(), busy(5.0)]
+    service = rig.service()
+    service.run()
+    assert service.work[path].points == 1 and rig.keys == 3
 
 
 def test_a_key_that_may_not_send_one_run_sends_the_others(rig: Rig) -> None:
