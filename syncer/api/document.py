@@ -180,7 +180,7 @@ def _check_number(value: int | float) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise WireError("A bare number must be finite.", reason="nonfinite_literal")
     if not -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER:
-        if isinstance(value, int) and (value.bit_length() > 1024 or int(float(value)) != value):
+        if isinstance(value, int) and (value.bit_length() > 1023 or int(float(value)) != value):
             raise _inexact()
         raise WireError("A bare number must lie within 2^53.", reason="large_integer")
 
