@@ -18,7 +18,8 @@ from typing import Any, Final  # Any: the JSON of documents.
 from launchhelm._ids import project_id_for
 from launchhelm.errors import ConfigError, Conflict, NotFound
 from launchhelm.records import WriterId
-from syncer.api.client import ApiError, Client
+from syncer.api.answers import ApiError
+from syncer.api.client import Client
 from syncer.api.wire import MAX_DOCUMENTS_PER_BATCH, encode
 from syncer.documents import participant_spec, project_spec, run_spec, stream_spec, updated_run
 from syncer.facts import Facts
@@ -122,8 +123,10 @@ class IdMap:
                 made = self._client.create_document("project", self._client.scope(), spec)
                 return str(made["id"])
             except ApiError as error:
+                if error.status == 403:
+                    raise self._needs_id() from error
                 if error.status != 409:
-                    raise self._named(error) from error
+                    raise
             found = self._projects()  # Somebody else was faster.
         if not found:
             raise NotFound(
@@ -146,12 +149,11 @@ class IdMap:
             every = self._client.list_documents("project")
             return [document for document in every if document["spec"].get("name") == name]
         except ApiError as error:
-            raise self._named(error) from error
+            if error.status == 403:
+                raise self._needs_id() from error
+            raise
 
-    def _named(self, error: ApiError) -> Exception:
-        """Explain what a key without rights on the organisation is told."""
-        if error.status != 403:
-            return error
+    def _needs_id(self) -> ConfigError:
         return ConfigError(
             f"The key may not look up or create the project {self._project!r} by its name.",
             kept="Nothing was changed, neither here nor there.",
