@@ -14,12 +14,16 @@ from launchhelm._ids import new_id
 from launchhelm.errors import ConfigError, Conflict, NotFound
 from launchhelm.records import WriterId
 from launchhelm.store.manifest import load_manifest
+from launchhelm.store.reader import Reader
+from syncer.api import wire
 from syncer.api.answers import ApiError
 from syncer.api.client import Client
 from syncer.facts import Facts
 from syncer.idmap import IdMap
+from syncer.mapping import Sample, samples
 from syncer.naming import RUN_LABEL, STREAM_LABEL, WRITER_LABEL, StreamKey
 from tests.support.reading import RunBuilder, WriterBuilder
+from tests.support.v1_server import v1_server
 
 ORGANIZATION = "11111111-1111-4111-8111-111111111111"
 
@@ -442,3 +446,103 @@ def test_an_update_writes_what_changed_once(
     assert document["spec"]["labels"]["launchhelm.notes"] == "better"
     assert document["spec"]["labels"][RUN_LABEL] == run.run_id
     assert document["revision"] == "2"
+
+
+# --- the real server ------------------------------------------------------------------------------
+
+
+class CutAnswers(httpx.HTTPTransport):
+    """Passes requests on, and loses the answers to the first creates of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut: list[str] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        creates = request.method == "POST" and "/document" in request.url.path
+        body = json.loads(request.read()) if creates else {}
+        answer = super().handle_request(request)
+        kind = body.get("kind") or (body.get("documents") or [{}])[0].get("kind", "")
+        if creates and kind not in self.cut:
+            self.cut.append(kind)
+            answer.close()
+            raise httpx.ReadError("connection cut")
+        return answer
+
+
+def test_on_the_real_server_every_lost_create_is_found_again(
+    run: RunBuilder, tmp_path: Path
+) -> None:
+    started(run.writer())
+    transport = CutAnswers()
+    with (
+        v1_server(tmp_path) as real,
+        Client(real.url, real.organization, real.key, transport=transport) as client,
+    ):
+        idmap = idmap_of(run, client, "of my own")
+        streams: dict[StreamKey, tuple[str, str]] = {}
+        for _ in range(5):
+            try:
+                streams = idmap.streams(keys(3))
+            except ApiError as error:
+                assert error.retryable
+        project, run_id = idmap.project_id(), idmap.run()
+
+        assert transport.cut == ["project", "run", "participant", "stream"]
+        assert [it["id"] for it in client.list_documents("run", project)] == [run_id]
+        found = [it["id"] for it in client.list_documents("stream", project, run_id)]
+        assert sorted(found) == sorted(id_ for id_, _ in streams.values())
+        assert len(list(client.list_documents("participant", project, run_id))) == 1
+        assert idmap_of(run, client, "of my own").streams(keys(3)) == streams
+        assert not idmap.update_run()
+
+
+def test_on_the_real_server_a_key_of_one_project_needs_its_id(
+    run: RunBuilder, tmp_path: Path
+) -> None:
+    with (
+        v1_server(tmp_path) as real,
+        Client(real.url, real.organization, real.project_key) as client,
+    ):
+        with pytest.raises(ConfigError, match="may not look up or create"):
+            idmap_of(run, client, "another one").project_id()
+        idmap = idmap_of(run, client, real.project)
+
+        assert len(idmap.streams(keys(2))) == 2
+        assert idmap.project_id() == real.project
+
+
+def test_on_the_real_server_every_value_is_read_back(run: RunBuilder, tmp_path: Path) -> None:
+    """Mapping, documents and points together, as a push does it."""
+    writer = started(run.writer())
+    values = {"a": -0.0, "b": 1e300, "c": 1 << 90, "d": True, "e": "naïve ☃", "f": 0.1, "g": 5}
+    for step in range(40):
+        writer.metrics(step, **values, same=float(step))
+    writer.record("m", {"a": 2.5}, step=3, axes={"layer": "0.50"})
+    writer.record("con", {"text": "hello", "stream": 0, "line": 0}, step=3)
+    writer.close()
+    writer.flush()
+    made = [sample for it in Reader(run.directory).poll() for sample in samples(it)]
+    by_stream: dict[StreamKey, list[Sample]] = {}
+    for sample in made:
+        assert isinstance(sample, Sample)
+        by_stream.setdefault(sample.key, []).append(sample)
+    with v1_server(tmp_path) as real, real.client() as client:
+        idmap = idmap_of(run, client, real.project)
+        streams = idmap.streams(by_stream)
+        participant = idmap.participant(writer.writer)
+        epoch = client.connect(participant, new_id())["epoch"]
+        batches = [
+            wire.batch(
+                new_id(), *streams[key], epoch, participant, [sample.data for sample in of_stream]
+            )
+            for key, of_stream in by_stream.items()
+        ]
+        client.ingest(wire.request(batches))
+
+        for key, of_stream in by_stream.items():
+            got = sorted(client.all_points(streams[key][0]), key=lambda it: int(it["sequence"]))
+            expected = [{**wire.parse(sample.data), "epoch": epoch} for sample in of_stream]
+            # As text, since 0.0 equals -0.0.
+            assert json.dumps(got, sort_keys=True) == json.dumps(expected, sort_keys=True)
+        assert len(by_stream) == 11
