@@ -1,4 +1,6 @@
-"""The sync service: it will carry run directories to a LaunchHelm server and commands back.
+"""The sync service: carries run directories to a LaunchHelm server.
 
-Nothing is here yet. Training, reading and controlling a run need no syncer and no network.
+Training, reading and controlling a run need no syncer and no network. Nothing is imported here, so
+that whoever only wants a part pays for that part: `service` is the loop, `push` sends one run,
+`mapping` says what a record becomes, `server` is a small server of our own.
 """
