@@ -42,6 +42,12 @@ class Together:
         # Any: the results of different callers.
         self._line: list[_Entry[Any]] = []
 
+    @property
+    def waiting(self) -> int:
+        """Return the length of the line."""
+        with self._lock:
+            return len(self._line)
+
     def run(self, write: Write, job: Job[T]) -> T:
         """Run a job in a transaction, together with others, and return when it is durable.
 
