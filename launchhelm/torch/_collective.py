@@ -38,7 +38,9 @@ import torch.distributed as dist
 
 from launchhelm.errors import Unavailable
 from launchhelm.torch._board import Board, Meeting, Met, Store, default_store, prefixed
-from launchhelm.torch._protocol import Cause
+from launchhelm.torch._messages import (
+    Cause,
+)
 
 PACKET_INTEGERS: Final = 8
 _FIRST_LOOK_S: Final = 0.25

@@ -25,7 +25,7 @@ from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.records import Command, Outcome
 from launchhelm.torch._collective import PACKET_INTEGERS, LinkLost, Links
 from launchhelm.torch._errors import DivergedStateError
-from launchhelm.torch._protocol import (
+from launchhelm.torch._messages import (
     NEVER,
     Action,
     Applied,
@@ -41,7 +41,6 @@ from launchhelm.torch._protocol import (
     Look,
     Looked,
     Lost,
-    Machine,
     Off,
     Packet,
     Raise,
@@ -55,7 +54,10 @@ from launchhelm.torch._protocol import (
     Status,
     Verdict,
     Warn,
-)  # fmt: skip
+)
+from launchhelm.torch._protocol import (
+    Machine,
+)
 
 MAX_BODY_BYTES: Final = 64 << 10
 MAX_TEXT_BYTES: Final = 256

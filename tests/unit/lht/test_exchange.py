@@ -9,14 +9,17 @@ import pytest
 from launchhelm.torch import _exchange
 from launchhelm.torch._errors import DivergedStateError
 from launchhelm.torch._exchange import Exchange, Pace
-from launchhelm.torch._protocol import (
+from launchhelm.torch._judge import (
+    judge_results,
+    judge_votes,
+)
+from launchhelm.torch._messages import (
     Applied,
     Cause,
     Checked,
     Go,
     Kind,
     Lost,
-    Machine,
     Off,
     Packet,
     Raise,
@@ -25,9 +28,10 @@ from launchhelm.torch._protocol import (
     Settle,
     Settled,
     Status,
-    judge_results,
-    judge_votes,
-)  # fmt: skip
+)
+from launchhelm.torch._protocol import (
+    Machine,
+)
 from tests.support.scripted import ScriptedDesk, ScriptedPlant, Shown, command
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 
 import pytest
 
-from launchhelm.torch._protocol import (
+from launchhelm.torch._messages import (
     Action,
     Applied,
     Apply,
@@ -30,7 +30,6 @@ from launchhelm.torch._protocol import (
     Look,
     Looked,
     Lost,
-    Machine,
     Off,
     Packet,
     Raise,
@@ -42,7 +41,10 @@ from launchhelm.torch._protocol import (
     Share,
     Status,
     Warn,
-)  # fmt: skip
+)
+from launchhelm.torch._protocol import (
+    Machine,
+)
 
 _FIELDS = tuple(field.name for field in fields(Machine))
 NEW, OLD = 1, 0
