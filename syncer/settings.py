@@ -7,7 +7,6 @@ longer than a request needs it, and never printed.
 from __future__ import annotations
 
 import os
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 from launchhelm import _settings
 from launchhelm.env import MAX_FILE_BYTES, parse_env
 from launchhelm.errors import ConfigError
+from syncer.api.origin import check_organization, check_origin
 
 HOSTED_URL: Final = "https://launchhelm.com"
 _MAX_KEY_BYTES: Final = 4096
@@ -86,20 +86,17 @@ class Target:
         """Fill in what the environment says; `.env` files have been loaded before.
 
         Raises:
-            ConfigError: Nobody says where to, or with which key.
+            ConfigError: Nobody says where to, or with which key, or the address is none.
         """
         key = KeySource(key_file)
-        given = (url or _settings.URL.read()).rstrip("/")
+        given = url or _settings.URL.read()
         organization = organization or _settings.ORGANIZATION.read()
-        if organization and not _is_uuid(organization):
-            raise ConfigError(
-                f"The organisation {organization!r} is not an id.",
-                remedy="Give the UUID that the server shows, or leave it out.",
-            )
+        if organization:
+            check_organization(organization)
         if not key.read():
             raise _no_key(key, given)
         return cls(
-            url=given or HOSTED_URL,
+            url=check_origin(given or HOSTED_URL),
             key=key,
             organization=organization,
             project=project or _settings.PROJECT.read(),
@@ -144,11 +141,3 @@ def _text(path: Path) -> str:
             return file.read(MAX_FILE_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def _is_uuid(text: str) -> bool:
-    try:
-        uuid.UUID(text)
-    except ValueError:
-        return False
-    return True

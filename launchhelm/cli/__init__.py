@@ -26,6 +26,8 @@ VERBS: Final[Mapping[str, str]] = {
     "show": "one run: state, processes, controls, commands",
     "tail": "follow metrics, events, commands or console lines",
     "control": "change a running training, see what may be changed and what became of it",
+    "sync": "send runs to a server, once or for good",
+    "status": "what of which run is on which server, without a network",
     "serve": "a small server of your own, its keys and its backup",
 }
 """Name and one line of help; the module of the same name is imported when it is called."""

@@ -1,0 +1,107 @@
+"""`launchhelm status`: what of which run is on which server; reads files only."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING, Any
+
+from launchhelm import _wording
+from launchhelm.cli._exit import Exit
+from launchhelm.cli.output import Output
+from launchhelm.cli.sync import roots_of
+
+if TYPE_CHECKING:
+    from syncer.discover import Place
+    from syncer.status import Remembered
+
+DESCRIPTION = """Say for each run how many records wait for each server, when they were last sent,
+who sends them, and what stopped that. Needs no network."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare what `status` takes."""
+    parser.add_argument(
+        "paths", nargs="*", metavar="PATH", help="roots, folders of runs, or runs; also a run's id"
+    )
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Print one row per run and server."""
+    from syncer.discover import Discovery
+
+    discovery = Discovery(roots_of(arguments))
+    rows = [_document(place, known) for place in discovery.look() for known in _servers(place)]
+    if output.json:
+        for row in rows:
+            output.document(row)
+    elif rows:
+        _print(rows, output)
+    for path, why in discovery.waiting.items():
+        output.say(f"cannot be read: {path}: {_wording.plain(why)}")
+    if not rows and not discovery.waiting:
+        output.say(f"No runs in {', '.join(map(str, discovery.roots))}.")
+        return Exit.NO_SUCH_RUN
+    return Exit.IN_PART if discovery.waiting else Exit.DONE
+
+
+def _servers(place: Place) -> list[Remembered | None]:
+    from syncer.status import remembered
+
+    return [*remembered(place.directory, place.run_id)] or [None]
+
+
+def _document(place: Place, known: Remembered | None) -> dict[str, Any]:
+    from syncer import status
+
+    document: dict[str, Any] = {
+        "id": place.run_id,
+        "name": place.name,
+        "directory": str(place.directory),
+        "server": None,
+        "organization": None,
+        "pending": status.pending_count(place.directory, known),
+        "points": 0,
+        "set_aside": 0,
+        "synced_at": None,
+        "state": "never synced",
+        "why": "",
+        "holder": "",
+    }
+    if known is None:
+        return document
+    holder = status.holder(known.directory)
+    state = "pending" if document["pending"] else "synced"
+    if known.verdict:
+        state = "skipped"
+    return {
+        **document,
+        "server": known.server,
+        "organization": known.organization,
+        "points": known.state.points,
+        "set_aside": known.state.aside_count,
+        "synced_at": known.state.at or None,
+        "state": state,
+        "why": known.verdict or known.doubt or known.state.error,
+        "holder": holder.text if holder is not None else "",
+    }
+
+
+def _print(rows: list[dict[str, Any]], output: Output) -> None:
+    now = time.time()
+    cells = [
+        [
+            _wording.plain(row["name"]),
+            row["state"],
+            f"{row['pending']:,}" if row["pending"] else "",
+            f"{_wording.duration(now - row['synced_at'])} ago" if row["synced_at"] else "never",
+            _wording.plain(row["server"] or "-"),
+            _wording.plain(row["holder"]) or "-",
+        ]
+        for row in rows
+    ]
+    head = ["RUN", "STATE", "PENDING", "LAST SYNCED", "SERVER", "SYNCER"]
+    output.table(head, cells, right=("PENDING",))
+    for row in rows:
+        if row["why"]:
+            output.line(f"{_wording.plain(row['name'])}: {_wording.plain(row['why'])}")

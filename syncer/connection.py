@@ -1,0 +1,116 @@
+"""One server as the service uses it: a client with the key as it is now, shared by all pushes."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Final, Self
+
+from launchhelm._clock import SYSTEM_CLOCK, Clock
+from launchhelm.errors import ConfigError
+from syncer.api.client import Client
+from syncer.discover import Place
+from syncer.push import RunPush
+from syncer.settings import Target
+
+_SHOWN: Final = 5
+
+
+class Connection:
+    """The way to one server. Belongs to the thread of the service.
+
+    Args:
+        only: Parts of runs that are sent; empty means all.
+        since: Leave out what was recorded before, by the clock of its writer.
+        retry_skipped: Ask again for runs that the server said are gone.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        only: frozenset[str] = frozenset(),
+        since: float | None = None,
+        retry_skipped: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.organization = target.organization
+        self._target = target
+        self._only = only
+        self._since = since
+        self._retry_skipped = retry_skipped
+        self._clock = clock
+        self._client: Client | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def connect(self) -> None:
+        """Use the key as it is now, and find out the organisation where nobody said it.
+
+        Raises:
+            ApiError: The server cannot be asked.
+            ConfigError: It cannot be used like this.
+        """
+        self.close()
+        target = self._target
+        client = Client(
+            target.url,
+            self.organization,
+            target.key.read(),
+            ca_bundle=target.ca_bundle,
+            verify=target.verify,
+        )
+        try:
+            if not self.organization:
+                self.organization = client.organization = _only_organization(client, target.url)
+        except BaseException:
+            client.close()
+            raise
+        self._client = client
+
+    def open_push(self, place: Place) -> RunPush:
+        """Make the push of one run."""
+        assert self._client is not None, "connect comes first"
+        return RunPush(
+            place.directory,
+            self._client,
+            project=self._target.project,
+            only=self._only,
+            since=self._since,
+            clock=self._clock,
+        )
+
+    def is_settled(self, place: Place) -> bool:
+        """Whether an earlier process sent all of a run that has ended, told without its lease."""
+        return False
+
+
+def _only_organization(client: Client, url: str) -> str:
+    found = client.organizations()
+    if len(found) == 1:
+        return str(found[0].get("id", ""))
+    if not found:
+        raise ConfigError(
+            f"The key sees no organisation on {url}.",
+            remedy="Give its id with --organization or LAUNCHHELM_ORGANIZATION.",
+        )
+    listed = ", ".join(f"{it.get('id')} ({it.get('name')})" for it in found[:_SHOWN])
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    raise ConfigError(
+        f"The key sees {len(found)} organisations on {url}: {listed}{more}.",
+        remedy="Name one with --organization or LAUNCHHELM_ORGANIZATION.",
+    )

@@ -1,0 +1,77 @@
+"""How far a sync is: one line, redrawn on a terminal, printed now and then elsewhere."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from launchhelm import _wording
+from launchhelm._clock import SYSTEM_CLOCK, Clock
+from syncer.service import Service, Work
+
+PLAIN_S: Final = 10.0
+_BAR: Final = 20
+_UNITS: Final = ("bytes", "kB", "MB", "GB", "TB")
+
+
+class Progress:
+    """Text about what a service does; reads its attributes from another thread.
+
+    Args:
+        service: What is watched.
+        terminal: Whether lines are redrawn.
+    """
+
+    def __init__(self, service: Service, *, terminal: bool, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._service = service
+        self._terminal = terminal
+        self._clock = clock
+        self._said_at = clock.monotonic()
+        self._last: tuple[float, int] = (self._said_at, 0)
+        self._rate = 0.0
+
+    def line(self) -> str | None:
+        """Return the line to show now, None when there is nothing new to say yet."""
+        now = self._clock.monotonic()
+        if not self._terminal and now - self._said_at < PLAIN_S:
+            return None
+        works = list(self._service.work.values())
+        self._measure(now, sum(work.points for work in works))
+        self._said_at = now
+        hold = self._service.hold
+        if hold is not None:
+            left_s = max(0.0, hold.until - now)
+            return f"{_wording.plain(hold.why)}; next try in {_wording.duration(left_s)}"
+        sending = [work for work in works if work.state == "sending"]
+        if not sending:
+            return None if not self._terminal else ""
+        work = max(sending, key=lambda work: work.served_at)
+        done = sum(work.state not in ("waiting", "sending") for work in works)
+        return f"{self._of(work)}; {done:,} of {len(works):,} runs done"
+
+    def _of(self, work: Work) -> str:
+        said = [f"{work.points:,} points", size_text(work.bytes), f"{self._rate:,.0f}/s"]
+        bar = ""
+        if work.pending:
+            share = work.points / (work.points + work.pending)
+            filled = int(share * _BAR)
+            bar = (
+                f"[{'#' * filled}{'.' * (_BAR - filled)}] " if self._terminal else f"{share:.0%}, "
+            )
+            if self._rate >= 1:
+                said.append(f"about {_wording.duration(work.pending / self._rate)} left")
+        return f"{_wording.cut(_wording.plain(work.place.name), 40)}: {bar}{', '.join(said)}"
+
+    def _measure(self, now: float, points: int) -> None:
+        at, before = self._last
+        if now - at >= 1.0:
+            rate = (points - before) / (now - at)
+            self._rate = rate if not self._rate else 0.7 * self._rate + 0.3 * rate
+            self._last = (now, points)
+
+
+def size_text(count: int) -> str:
+    """Say a number of bytes."""
+    value, unit = float(count), 0
+    while value >= 1000 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{count:,} bytes" if not unit else f"{value:.1f} {_UNITS[unit]}"
