@@ -216,11 +216,11 @@ def report(life: Life, said: Said) -> tuple[Life, str]:
     if life.execution in OPEN:
         flag = "It was reported before it was claimed." if life.execution in WAITING else ""
         return _told(life, said), flag
-    if life.execution == said.outcome:
-        return life, ""
     ours = life.decided_by in ("server", "operator")
     if ours and life.execution == "outcome_unknown":
-        return _told(life, said), ""
+        return _told(life, said), ""  # Also when it does not know either: it knows why.
+    if life.execution == said.outcome:
+        return life, ""
     if ours and said.outcome == "applied":
         return _told(life, said), f"It was {life.execution} here, yet applied there."
     if ours and not life.begun and said.outcome in ("rejected", "outcome_unknown"):

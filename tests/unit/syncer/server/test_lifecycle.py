@@ -72,7 +72,7 @@ end session                | rejected  rejected  rejected rejected =        =   
 expire                     | rejected  rejected  =        =        unknown  =        =          =         =             =       =              =
 report applied             | applied   applied   applied  applied  applied  applied  applied    applied   applied       =       =              =
 report rejected            | rejected  rejected  rejected rejected rejected rejected rejected   =         =             =       =              =
-report unknown             | unknown   unknown   unknown  unknown  unknown  =        =          =         =             =       =              =
+report unknown             | unknown   unknown   unknown  unknown  unknown  unknown  unknown    =         =             =       =              =
 """  # noqa: E501 - A table is read as a table.
 
 
