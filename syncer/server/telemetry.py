@@ -202,7 +202,7 @@ def prepare(server: Server, caller: Caller, contents: list[Any]) -> list[Ready |
                 batches.append(_rejected(content, "validation", str(error)))
             except _Unknown as error:
                 batches.append(_rejected(content, "not_found", str(error)))
-    return [each if isinstance(each, Rejected) else _ready(*each) for each in batches]
+    return [each if isinstance(each, Rejected) else made_ready(*each) for each in batches]
 
 
 def store(connection: sqlite3.Connection, ready: Ready) -> dict[str, Any]:
@@ -291,7 +291,8 @@ def _object(body: bytes) -> dict[str, Any]:
     return content
 
 
-def _ready(batch: Batch, stream: documents.Document) -> Ready | Rejected:
+def made_ready(batch: Batch, stream: documents.Document) -> Ready | Rejected:
+    """Read the points of a batch."""
     try:
         return Ready(batch, stream, rows(batch, int(stream["place"]), Shape.of(stream["spec"])))
     except Malformed as error:
