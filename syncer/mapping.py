@@ -24,6 +24,7 @@ from syncer.api.wire import (
     coordinate,
     number,
     point,
+    string,
     timestamp,
 )
 from syncer.naming import CONSOLE, CONTROLS, EVENTS, StreamKey
@@ -39,6 +40,7 @@ _MAX_AT: Final = 9_183_110_399.0
 
 _SILENT_EVENTS: Final = ("safe_point",)
 _KEYS_PER_WRITER: Final = 100_000
+_TYPES: Final = {float: "number", int: "number", bool: "boolean", str: "string"}
 
 
 class Sample(NamedTuple):
@@ -59,7 +61,7 @@ class Refused(NamedTuple):
     """A value that no server can be given, whatever is tried.
 
     Args:
-        key: The stream that it would have belonged to.
+        key: The stream that it would have belonged to; without axes where those are at fault.
         seq: Number of its record.
         why: For people.
         size: Bytes of the point, 0 where it could not be made.
@@ -101,21 +103,28 @@ class _Keys:
         self._axes = axes
 
     def number(self, name: str) -> StreamKey:
-        """Return the number stream of a name."""
+        """Return the number stream of a name that `numbers` does not have; WireError: no name."""
         if len(self.numbers) >= _KEYS_PER_WRITER:
             self.numbers.clear()
-        key = self.numbers[name] = StreamKey(self._writer, name, "number", self._axes)
+        key = self.numbers[name] = StreamKey(self._writer, _checked(name), "number", self._axes)
         return key
 
     def other(self, name: str, type_: str, renderer: str = "") -> StreamKey:
-        """Return another stream of a name."""
+        """Return another stream of a name; WireError: it is no name."""
         key = self._others.get((name, type_, renderer))
         if key is None:
             if len(self._others) >= _KEYS_PER_WRITER:
                 self._others.clear()
-            key = StreamKey(self._writer, name, type_, self._axes, renderer)
+            key = StreamKey(self._writer, _checked(name), type_, self._axes, renderer)
             self._others[name, type_, renderer] = key
         return key
+
+
+def _checked(name: str) -> str:
+    string(name)
+    if not name:
+        raise WireError("A metric has an empty name.", reason="empty_name")
+    return name
 
 
 @lru_cache(maxsize=4096)
@@ -128,67 +137,70 @@ def _values(record: Record) -> list[Sample | Refused]:
     try:
         place = _place(record, record.axes)
     except WireError as error:
-        return [_unplaced(record, name, "number", error) for name in record.body]
+        return [
+            _refused(record, name, _TYPES.get(type(value), "string"), error)
+            for name, value in record.body.items()
+        ]
     at = _time(record.at)
-    keys = _keys(record.writer, tuple(axis for axis, _ in place))
+    axes = tuple(axis for axis, _ in place)
+    keys = _keys(record.writer, axes)
     known = keys.numbers
     made: list[Sample | Refused] = []
     for name, value in record.body.items():
         kind = type(value)
-        if kind is float or kind is int:
-            key = known.get(name) or keys.number(name)
-            if not -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER:
-                value = _tagged(value)
-        elif kind is bool:
-            key = keys.other(name, "boolean")
-        elif kind is str:
-            key = keys.other(name, "string")
-        else:
-            made.append(_odd(keys.other(name, "string"), seq, value))
-            continue
-        made.append(_sample(key, seq, at, place, value))
+        try:
+            if kind is float or kind is int:
+                key = known.get(name) or keys.number(name)
+                if not -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER:
+                    value = number(value)
+            elif kind is bool:
+                key = keys.other(name, "boolean")
+            elif kind is str:
+                key = keys.other(name, "string")
+            else:
+                raise _odd(value)
+            made.append(Sample(key, seq, point(at, place, value, seq)))
+        except WireError as error:
+            made.append(_refused(record, name, _TYPES.get(kind, "string"), error, axes))
     return made
-
-
-def _tagged(value: int | float) -> Any:  # Any: what the wire has for it.
-    try:
-        return number(value)
-    except WireError:
-        return value  # The point is refused for it, with the reason.
 
 
 def _single(
     record: Record, name: str, type_: str, renderer: str, axes: Mapping[str, Any], value: Any
 ) -> list[Sample | Refused]:
     """Return the one point of a record of another kind."""
+    names: tuple[str, ...] = ()
     try:
         place = _place(record, axes)
+        names = tuple(axis for axis, _ in place)
+        key = _keys(record.writer, names).other(name, type_, renderer)
+        data = point(_time(record.at), place, value, record.seq)
     except WireError as error:
-        return [_unplaced(record, name, type_, error)]
-    keys = _keys(record.writer, tuple(axis for axis, _ in place))
-    key = keys.other(name, type_, renderer)
-    return [_sample(key, record.seq, _time(record.at), place, value)]
+        return [_refused(record, name, type_, error, names, renderer)]
+    return [Sample(key, record.seq, data)]
 
 
-def _sample(key: StreamKey, seq: int, at: str, place: Place, value: Any) -> Sample | Refused:
-    try:
-        data = point(at, place, value, seq)
-    except WireError as error:
-        return Refused(key, seq, str(error), error.size)
-    return Sample(key, seq, data)
+def _refused(
+    record: Record,
+    name: str,
+    type_: str,
+    error: WireError,
+    axes: tuple[str, ...] = (),
+    renderer: str = "",
+) -> Refused:
+    # The name is what people are told; a lone surrogate in it could not even be printed.
+    shown = name.encode("utf-8", "replace").decode()
+    key = StreamKey(record.writer, shown, type_, axes, renderer)
+    return Refused(key, record.seq, str(error), error.size)
 
 
-def _odd(key: StreamKey, seq: int, value: Any) -> Refused:  # Any: whatever stood in the line.
-    """Refuse what is no metric value: a text in a file of its own, or something newer than us."""
-    if isinstance(value, dict) and "$file" in value:
-        size = value.get("size")
-        size = size if isinstance(size, int) else 0
-        return Refused(key, seq, f"{size:,} bytes; a point has {MAX_POINT_BYTES:,} at most", size)
-    return Refused(key, seq, f"a {type(value).__name__} is not a value of a metric", 0)
-
-
-def _unplaced(record: Record, name: str, type_: str, error: Exception) -> Refused:
-    return Refused(StreamKey(record.writer, name, type_, ()), record.seq, str(error), 0)
+def _odd(value: Any) -> WireError:  # Any: whatever stood in the line.
+    """Say why something is no metric value: a text in a file of its own, or newer than us."""
+    size = value.get("size") if isinstance(value, dict) and "$file" in value else None
+    if not isinstance(size, int):
+        return WireError(f"A {type(value).__name__} is not a value of a metric.", reason="type")
+    why = f"The point has {size:,} bytes; {MAX_POINT_BYTES:,} at most."
+    return WireError(why, reason="size_limit", size=size)
 
 
 def _place(record: Record, axes: Mapping[str, Any]) -> Place:
@@ -221,8 +233,8 @@ def _rich(record: Record, body: Mapping[str, Any]) -> list[Sample | Refused]:
     if not isinstance(name, str):
         return []
     if renderer not in RENDERERS or not isinstance(value, dict):
-        key = StreamKey(record.writer, name, "object", ())
-        return [Refused(key, record.seq, f"a rich value of kind {renderer!r} is not sent", 0)]
+        error = WireError(f"A rich value of kind {renderer!r} is not sent.", reason="renderer")
+        return [_refused(record, name, "object", error)]
     return _single(record, name, "object", renderer, record.axes, value)
 
 

@@ -118,7 +118,8 @@ def test_a_value_over_the_limit_is_refused_and_the_others_of_its_record_are_not(
     assert isinstance(small, Sample)
     assert isinstance(other, Sample)
     assert isinstance(large, Refused)
-    assert (large.key.name, large.seq) == ("b", 7)
+    assert large.key == StreamKey(WRITER, "b", "string", ("step",))
+    assert large.seq == 7
     assert large.size > MAX_POINT_BYTES
 
 
@@ -146,6 +147,9 @@ def test_a_value_that_stands_in_a_file_of_its_own_is_refused_with_its_size(tmp_p
         ({"x": 1}, {"step": "three"}),
         ({"x": "\ud800"}, {"step": 0}),
         ({"x": 10**5000}, {"step": 0}),
+        ({"": 1}, {"step": 0}),
+        ({"\ud800": 1}, {"step": 0}),
+        ({"\ud800": True}, {"step": 0}),
     ],
 )
 def test_what_no_writer_of_ours_writes_is_refused_and_never_raises(
@@ -155,6 +159,7 @@ def test_what_no_writer_of_ours_writes_is_refused_and_never_raises(
 
     assert isinstance(refused, Refused)
     assert refused.why
+    refused.key.text.encode()
 
 
 def test_records_that_hold_no_values_have_no_points() -> None:
