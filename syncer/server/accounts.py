@@ -205,10 +205,11 @@ def keys(connection: sqlite3.Connection) -> list[Key]:
 def revoke_key(connection: sqlite3.Connection, key_id: str, now: float) -> int:
     """End a key and every key that it made, at once; return how many were still alive."""
     return connection.execute(
-        """WITH RECURSIVE line(id) AS (
-               VALUES (?) UNION SELECT keys.id FROM keys JOIN line ON keys.maker_id = line.id)
-           UPDATE keys SET revoked_at = ? WHERE id IN line AND revoked_at IS NULL""",
-        (key_id, now),
+        """UPDATE keys SET revoked_at = ? WHERE revoked_at IS NULL AND id IN (
+               WITH RECURSIVE line(id) AS (
+                   VALUES (?) UNION SELECT keys.id FROM keys JOIN line ON keys.maker_id = line.id)
+               SELECT id FROM line)""",
+        (now, key_id),
     ).rowcount
 
 
