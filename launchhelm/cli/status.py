@@ -24,6 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "paths", nargs="*", metavar="PATH", help="roots, folders of runs, or runs; also a run's id"
     )
+    parser.add_argument("--server", metavar="URL", help="what concerns this server only")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -31,7 +32,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     from syncer.discover import Discovery
 
     discovery = Discovery(roots_of(arguments))
-    rows = [_document(place, known) for place in discovery.look() for known in _servers(place)]
+    rows = [
+        _document(place, known)
+        for place in discovery.look()
+        for known in _servers(place, arguments.server)
+    ]
     if output.json:
         for row in rows:
             output.document(row)
@@ -45,10 +50,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     return Exit.IN_PART if discovery.waiting else Exit.DONE
 
 
-def _servers(place: Place) -> list[Remembered | None]:
+def _servers(place: Place, url: str | None) -> list[Remembered | None]:
     from syncer.status import remembered
 
-    return [*remembered(place.directory, place.run_id)] or [None]
+    known = remembered(place.directory, place.run_id)
+    return [it for it in known if url is None or it.server == url.rstrip("/")] or [None]
 
 
 def _document(place: Place, known: Remembered | None) -> dict[str, Any]:
