@@ -117,6 +117,8 @@ def unbound_point(observed_at: str, coordinates: Sequence[tuple[str, str]], valu
         text = b"%d" % value
     elif kind is str:
         text = string(value)
+    elif kind is bool:
+        text = b"true" if value else b"false"
     else:
         text = encode(value, depth=1)
     data = _head(observed_at, tuple(coordinates)) + text + b"}"

@@ -116,9 +116,8 @@ def talking(behave: Callable[[socket.socket, threading.Event], None]) -> Iterato
     threads = []
 
     def one(connection: socket.socket) -> None:
-        with connection:
-            with suppress(OSError):
-                behave(connection, over)
+        with connection, suppress(OSError):
+            behave(connection, over)
 
     def accept() -> None:
         while True:
