@@ -92,7 +92,7 @@ def initialise(server: Server, organization: str = DEFAULT_ORGANIZATION, project
         project_id = ""
         if project:
             found = documents.project_named(connection, organization_id, project)
-            fresh = fresh or found is None
+            fresh = fresh or not found
             project_id = found or documents.create_project(
                 connection, organization_id, project, now
             )
