@@ -245,7 +245,9 @@ def test_an_answer_means_what_it_means_to_the_official_client(given: Any, expect
         raw = body["raw_text"].encode() if "raw_text" in body else json.dumps(body).encode()
         return httpx.Response(given["status"], content=raw)
 
-    with Client("https://h", ORGANIZATION, "key", transport=httpx.MockTransport(answer)) as client:
+    with Client(
+        "https://example.org", ORGANIZATION, "key", transport=httpx.MockTransport(answer)
+    ) as client:
         try:
             made: Any = {"result": client._call("GET", "/v1/me", None)}
         except ApiError as error:
@@ -273,7 +275,10 @@ def test_a_server_is_named_by_a_safe_address(given: Any, expected: Any) -> None:
 def test_an_object_is_read_from_a_safe_address(given: Any, expected: Any) -> None:
     assert is_object_url(given["url"]) == (expected == "accepted")
     if error_of(expected):
-        with Client("https://h", ORGANIZATION, "key") as client, pytest.raises(ApiError) as raised:
+        with (
+            Client("https://example.org", ORGANIZATION, "key") as client,
+            pytest.raises(ApiError) as raised,
+        ):
             client.download(given["url"], None)  # type: ignore[arg-type]  # Never reached.
         assert raised.value.code == expected["error"]["code"]
 
@@ -340,7 +345,7 @@ def requests_of(call: Callable[[Client], Any], response: Any) -> list[httpx.Requ
         return httpx.Response(200, json=response)
 
     with Client(
-        "https://h", ORGANIZATION, "fixture-key", transport=httpx.MockTransport(answer)
+        "https://example.org", ORGANIZATION, "fixture-key", transport=httpx.MockTransport(answer)
     ) as client:
         call(client)
     return seen
