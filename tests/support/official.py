@@ -6,10 +6,7 @@ import contextlib
 import json
 import os
 import queue
-import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -17,11 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
+from tests.support.v1_server import V1Server
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-official" / "bin" / "python"
-SERVE = [sys.executable, "-m", "launchhelm", "serve"]
 DRIVERS = ROOT / "tests" / "contract" / "official"
 
 T = TypeVar("T")
@@ -48,134 +44,60 @@ def eventually(look: Callable[[], T], *, timeout_s: float = 20.0) -> T:
         time.sleep(0.02)
 
 
-class ServerProcess:
-    """`launchhelm serve` in a process of its own, which may be killed and started again.
+def documents(server: V1Server, kind: str, run: str) -> list[Json]:
+    """List the documents of a run."""
+    project = server.get(f"documents/{run}")["scope"]["project_id"]
+    page = server.get("documents", kind=kind, project_id=project, run_id=run, limit=1000)
+    return list(page["items"])
+
+
+def command(
+    server: V1Server,
+    run: str,
+    capability: str,
+    value: object,
+    *,
+    epoch: str = "1",
+    state: str = "0",
+) -> str:
+    """Submit a command to the newest capability of that name and return its id.
 
     Args:
-        directory: For its data and its log.
+        epoch: The live epoch of its participant.
+        state: The state revision that the command expects.
     """
+    found = [
+        each for each in documents(server, "capability", run) if each["spec"]["name"] == capability
+    ][-1]
+    answer = server.http.post(
+        f"{server.url}/v1/organizations/{server.organization}/commands",
+        json={
+            "scope": found["scope"],
+            "capability": {"id": found["id"], "kind": "capability"},
+            "participant_id": found["spec"]["participant_id"],
+            "epoch": epoch,
+            "expected_state_revision": state,
+            "targets": [],
+            "input": value,
+            "safe_point": found["spec"]["safe_points"][0],
+            "expires_at": "2100-01-01T00:00:00Z",
+            "reason": "a test",
+        },
+        headers={"Authorization": f"Bearer {server.key}", "Idempotency-Key": uuid.uuid4().hex},
+    )
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
 
-    def __init__(self, directory: Path) -> None:
-        self.data = directory / "data"
-        self._log = directory / "server.log"
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        made = json.loads(self._verb("init", "--json"))
-        self.organization, self.key = made["organization_id"], made["token"]
-        self._process: subprocess.Popen[bytes] | None = None
-        self.http = httpx.Client(
-            base_url=f"{self.url}/v1/organizations/{self.organization}/",
-            headers={"Authorization": f"Bearer {self.key}"},
-            timeout=30,
-        )
-        self.start()
 
-    def start(self) -> None:
-        """Start it and wait until it answers."""
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*SERVE, "--data", str(self.data), "--port", str(self.port)],
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        eventually(self._answers)
+def outcome(server: V1Server, command_id: str, *, decided_by: str = "") -> Json:
+    """Wait until a command has ended, by whoever or by this one, and return it."""
 
-    def kill(self) -> None:
-        """End it as a crash would."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(10)
+    def ended() -> Json:
+        answer = server.get(f"commands/{command_id}")
+        by = answer.get("decided_by")
+        return answer if by and by == (decided_by or by) else None
 
-    def close(self) -> str:
-        """Stop it as an operator would, and return its log."""
-        self.http.close()
-        assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(20)
-        finally:
-            self._process.kill()
-        return self._log.read_text("utf-8")
-
-    def get(self, path: str, **params: str) -> Json:
-        """Ask for something of the organisation."""
-        return self._said(self.http.get(path, params=params))
-
-    def post(self, path: str, body: object, **headers: str) -> Json:
-        """Send something to the organisation."""
-        return self._said(self.http.post(path, json=body, headers=headers))
-
-    def documents(self, kind: str, run: str) -> list[Json]:
-        """List the documents of a run."""
-        project = self.get(f"documents/{run}")["scope"]["project_id"]
-        params = {"kind": kind, "project_id": project, "run_id": run, "limit": "1000"}
-        return list(self.get("documents", **params)["items"])
-
-    def command(
-        self, run: str, capability: str, value: object, *, epoch: str = "1", state: str = "0"
-    ) -> str:
-        """Submit a command to the newest capability of that name and return its id.
-
-        Args:
-            epoch: The live epoch of its participant.
-            state: The state revision that the command expects.
-        """
-        found = [
-            each for each in self.documents("capability", run) if each["spec"]["name"] == capability
-        ][-1]
-        answer = self.post(
-            "commands",
-            {
-                "scope": found["scope"],
-                "capability": {"id": found["id"], "kind": "capability"},
-                "participant_id": found["spec"]["participant_id"],
-                "epoch": epoch,
-                "expected_state_revision": state,
-                "targets": [],
-                "input": value,
-                "safe_point": found["spec"]["safe_points"][0],
-                "expires_at": "2100-01-01T00:00:00Z",
-                "reason": "a test",
-            },
-            **{"Idempotency-Key": uuid.uuid4().hex},
-        )
-        return str(answer["id"])
-
-    def outcome(self, command: str, *, decided_by: str = "") -> Json:
-        """Wait until a command has ended, by whoever or by this one, and return it."""
-
-        def ended() -> Json:
-            answer = self.get(f"commands/{command}")
-            by = answer.get("decided_by")
-            return answer if by and by == (decided_by or by) else None
-
-        return eventually(ended)
-
-    def _verb(self, *arguments: str) -> str:
-        done = subprocess.run(
-            [*SERVE, *arguments, "--data", str(self.data)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def _answers(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, self._log.read_text("utf-8")
-        with contextlib.suppress(httpx.TransportError):
-            return self.http.get(f"{self.url}/v1/me").status_code == 200
-        return False
-
-    @staticmethod
-    def _said(answer: httpx.Response) -> Json:
-        assert answer.status_code < 300, answer.text
-        return answer.json()
+    return eventually(ended)
 
 
 class Driver:
@@ -188,7 +110,7 @@ class Driver:
 
     def __init__(
         self,
-        server: ServerProcess,
+        server: V1Server,
         script: str,
         *arguments: str,
         directory: Path,

@@ -1,9 +1,13 @@
-"""Media, tables, histograms, texts, artifacts and checkpoints, and their bytes read back."""
+"""Media, tables, histograms, texts, artifacts and checkpoints, and their bytes read back.
+
+The argument is the name of the project.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from pathlib import Path
 
 import numpy
@@ -14,7 +18,7 @@ import launchhelm
 Path("weights.bin").write_bytes(os.urandom(300_000))
 Path("step-7.pt").write_bytes(b"checkpoint")
 
-with launchhelm.init("contract", name="rich") as run:
+with launchhelm.init(sys.argv[1], name="rich") as run:
     image = numpy.linspace(0, 1, 4 * 6 * 3).reshape(4, 6, 3)
     run.image("frames", image, caption="a frame", step=1)
     run.log({"grid": [launchhelm.Image(image), launchhelm.Image(image[::-1])]}, step=1)

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.official import Driver, ServerProcess, why_missing
+from tests.support.official import Driver, command, documents, outcome, why_missing
+from tests.support.v1_server import PROJECT, V1Server, kill, v1_process
+from tests.support.v1_server import start as serve_again
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,15 +23,14 @@ Start = Callable[..., Driver]
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    served = ServerProcess(tmp_path)
-    yield served
-    log = served.close()
-    assert "Traceback" not in log, log
+def server(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[V1Server]:
+    with v1_process(tmp_path) as served:
+        yield served
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.fixture
-def start(server: ServerProcess, tmp_path: Path) -> Iterator[Start]:
+def start(server: V1Server, tmp_path: Path) -> Iterator[Start]:
     started: list[Driver] = []
 
     def begin(script: str, *arguments: str, place: str = "cwd", **environment: str) -> Driver:
@@ -49,7 +50,8 @@ def _values(points: list[dict[str, Any]]) -> list[Any]:
 
 
 def test_a_run_is_logged_and_read_back_by_itself_and_by_the_next(start: Start) -> None:
-    driver = start("logging_run")
+    """With an organisation that the SDK has to find out."""
+    driver = start("logging_run", LAUNCHHELM_ORGANIZATION="")
     read = driver.said("read")
     again = driver.said("read again")
     refused = driver.said("refused")
@@ -82,17 +84,17 @@ def test_a_run_is_logged_and_read_back_by_itself_and_by_the_next(start: Start) -
 
 
 def test_a_run_killed_while_the_server_was_away_goes_on_without_a_gap(
-    server: ServerProcess, start: Start
+    server: V1Server, start: Start
 ) -> None:
     """Both are killed; the spool arrives under the old epoch, once."""
     first = start("resuming_run", "open")
     opened = first.said("open")
     run = opened["run_id"]
-    server.kill()
+    kill(server)
     first.tell()
     first.said("spooled")
     first.kill()
-    server.start()
+    serve_again(server)
 
     second = start("resuming_run", "again", run)
     resumed = second.said("resumed")
@@ -104,7 +106,7 @@ def test_a_run_killed_while_the_server_was_away_goes_on_without_a_gap(
     losses = [*map(float, range(301)), *[-1.0] * 10]
     assert sorted(_values(delivered["history"])) == sorted(losses)
 
-    streams = [each for each in server.documents("stream", run) if each["spec"]["name"] == "loss"]
+    streams = [each for each in documents(server, "stream", run) if each["spec"]["name"] == "loss"]
     epochs: dict[str, int] = {}
     for stream in streams:
         page = server.get(
@@ -128,8 +130,10 @@ def test_a_run_killed_while_the_server_was_away_goes_on_without_a_gap(
     assert server.get(f"documents/{run}")["spec"]["state"] == "closed"
 
 
-def test_rich_values_and_artifacts_come_back_as_they_were(start: Start) -> None:
-    driver = start("rich_run")
+def test_rich_values_and_artifacts_come_back_as_they_were(server: V1Server, start: Start) -> None:
+    """With a key that knows one project only."""
+    key = {"LAUNCHHELM_API_KEY": server.project_key, "LAUNCHHELM_PROJECT": server.project}
+    driver = start("rich_run", PROJECT, **key)
     artifacts = driver.said("artifacts")
     samples = driver.said("samples")["samples"]
     driver.ends()
@@ -159,13 +163,13 @@ def test_rich_values_and_artifacts_come_back_as_they_were(start: Start) -> None:
 
 
 def test_commands_are_carried_out_at_a_safe_point_and_their_outcomes_read_back(
-    server: ServerProcess, start: Start
+    server: V1Server, start: Start
 ) -> None:
     driver = start("commanded_run")
     run = driver.said("ready")["run_id"]
 
     began = time.monotonic()
-    applied = server.outcome(server.command(run, "set_lr", {"lr": 0.5}))
+    applied = outcome(server, command(server, run, "set_lr", {"lr": 0.5}))
     took_s = time.monotonic() - began
     assert applied["execution"] == "applied"
     assert applied["result"]["lr"] == 0.5
@@ -177,42 +181,42 @@ def test_commands_are_carried_out_at_a_safe_point_and_their_outcomes_read_back(
 
     schedule = {"points": [{"at": "0", "value": "0.1"}, {"at": "100", "value": "0.01"}]}
     value = {"schedule": schedule, "names": ["a"]}
-    assert server.outcome(server.command(run, "set_schedule", value, state="1"))["result"] == {}
+    assert outcome(server, command(server, run, "set_schedule", value, state="1"))["result"] == {}
 
-    failed = server.outcome(server.command(run, "fail", {"message": "no"}, state="2"))
+    failed = outcome(server, command(server, run, "fail", {"message": "no"}, state="2"))
     assert (failed["execution"], failed["failure_code"]) == ("outcome_unknown", "RuntimeError")
-    refused = server.outcome(server.command(run, "picky", {"value": 1}, state="2"))
+    refused = outcome(server, command(server, run, "picky", {"value": 1}, state="2"))
     assert (refused["execution"], refused["failure_code"]) == ("rejected", "local_validation")
 
-    cancelled = server.command(run, "guarded", {"value": 1}, state="2")
-    held = server.command(run, "guarded", {"value": 2}, state="2")
-    for command, verb in ((cancelled, "cancel"), (held, "approve")):
-        asked = server.get(f"commands/{command}")
+    cancelled = command(server, run, "guarded", {"value": 1}, state="2")
+    held = command(server, run, "guarded", {"value": 2}, state="2")
+    for which, verb in ((cancelled, "cancel"), (held, "approve")):
+        asked = server.get(f"commands/{which}")
         assert asked["execution"] == "pending_approval"
-        server.post(f"commands/{command}/{verb}", {"fingerprint": asked["fingerprint"]})
-    assert server.outcome(held)["result"] == {"value": 2}
-    assert server.outcome(cancelled)["execution"] == "cancelled"
+        server.post(f"commands/{which}/{verb}", {"fingerprint": asked["fingerprint"]})
+    assert outcome(server, held)["result"] == {"value": 2}
+    assert outcome(server, cancelled)["execution"] == "cancelled"
 
-    server.command(run, "halt", {}, state="3")
+    command(server, run, "halt", {}, state="3")
     finished = driver.said("finished")
     assert (finished["lr"], finished["schedule"]) == (0.5, schedule)
     driver.ends()
 
 
 def test_a_command_whose_handler_was_killed_is_never_carried_out_again(
-    server: ServerProcess, start: Start
+    server: V1Server, start: Start
 ) -> None:
     first = start("commanded_run")
     run = first.said("ready")["run_id"]
-    command = server.command(run, "hang", {})
+    hanging = command(server, run, "hang", {})
     first.said("hanging")
-    assert server.get(f"commands/{command}")["execution"] == "applying"
+    assert server.get(f"commands/{hanging}")["execution"] == "applying"
     first.kill()
 
     second = start("commanded_run", "again", run)
     second.said("resumed")
     # The server's guess at connect, then the word of the journal.
-    ended = server.outcome(command, decided_by="participant")
+    ended = outcome(server, hanging, decided_by="participant")
     assert (ended["execution"], ended["failure_code"]) == ("outcome_unknown", "runtime_restart")
     events = [line["event"] for line in ended["history"]]
     assert events[-2:] == ["superseded", "reported outcome_unknown"]
@@ -221,7 +225,7 @@ def test_a_command_whose_handler_was_killed_is_never_carried_out_again(
 
 
 def test_two_ranks_change_their_rate_together_and_load_a_checkpoint(
-    server: ServerProcess, start: Start, tmp_path: Path
+    server: V1Server, start: Start, tmp_path: Path
 ) -> None:
     ranks = [
         start("ranks", str(tmp_path / "rendezvous"), place=f"rank-{rank}", RANK=str(rank))
@@ -231,7 +235,7 @@ def test_two_ranks_change_their_rate_together_and_load_a_checkpoint(
     assert len(runs) == 1
     run = runs.pop()
 
-    applied = server.outcome(server.command(run, "lr", {"scale": 0.5}))
+    applied = outcome(server, command(server, run, "lr", {"scale": 0.5}))
     assert applied["execution"] == "applied"
     assert applied["result"] == {"lr": [0.05]}
     changed = [rank.said("changed") for rank in ranks]
@@ -239,7 +243,7 @@ def test_two_ranks_change_their_rate_together_and_load_a_checkpoint(
     steps = {each["step"] for each in changed}
     assert steps == {int(applied["applied_at"][0]["value"])}
 
-    diverged = server.outcome(server.command(run, "eval", {}, state="1"))
+    diverged = outcome(server, command(server, run, "eval", {}, state="1"))
     assert diverged["execution"] == "outcome_unknown"
     assert diverged["failure_code"] == "DivergedStateError"
     assert all(rank.said("diverged")["warned"] for rank in ranks)
@@ -253,5 +257,5 @@ def test_two_ranks_change_their_rate_together_and_load_a_checkpoint(
         assert loaded["lr"] == 0.05
         rank.ends()
     assert server.get(f"documents/{run}")["spec"]["state"] == "closed"
-    names = {each["spec"]["name"] for each in server.documents("participant", run)}
+    names = {each["spec"]["name"] for each in documents(server, "participant", run)}
     assert names == {"rank-0", "rank-1"}
