@@ -99,8 +99,9 @@ class Attached:
             return "the sync thread has ended"
         if service is None:
             return ""
-        if service.hold is not None:
-            return service.hold.why
+        hold = service.hold
+        if hold is not None and hold.until > self._clock.monotonic():
+            return hold.why
         if self._work is not None and self._work.state in ("held", "skipped", "failed"):
             return self._work.why
         answered_at = service.answered_at
@@ -111,9 +112,11 @@ class Attached:
     @property
     def pending(self) -> int:
         """Records that the server has not confirmed, as far as the run directory tells."""
-        from syncer.status import pending
+        from syncer import status
 
-        return pending(self._directory, self._target)
+        target, directory = self._target, self._directory
+        known = status.of_server(directory, directory.name, target.url, target.organization)
+        return status.pending_count(directory, known)
 
     def deliver(self, timeout_s: float) -> str:
         """Wait until the server has everything that is durable now; return why not, or ""."""

@@ -7,10 +7,14 @@ from typing import Final, Self
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import ConfigError
+from syncer import status
 from syncer.api.client import Client
 from syncer.discover import Place
 from syncer.push import RunPush
 from syncer.settings import Target
+
+TIMEOUT_S: Final = 30.0
+"""Of each step of a request; a server that does not answer holds a run no longer."""
 
 _SHOWN: Final = 5
 
@@ -73,6 +77,7 @@ class Connection:
             target.key.read(),
             ca_bundle=target.ca_bundle,
             verify=target.verify,
+            timeout_s=TIMEOUT_S,
         )
         try:
             if not self.organization:
@@ -91,12 +96,22 @@ class Connection:
             project=self._target.project,
             only=self._only,
             since=self._since,
+            retry_skipped=self._retry_skipped,
             clock=self._clock,
         )
 
-    def is_settled(self, place: Place) -> bool:
-        """Whether an earlier process sent all of a run that has ended, told without its lease."""
-        return False
+    def settled(self, place: Place) -> str | None:
+        """Tell from files whether a run has to be opened at all, see `Service`.
+
+        Without a lease: what an earlier process wrote down before it ended, and nothing newer.
+        """
+        known = status.of_server(place.directory, place.run_id, self._target.url, self.organization)
+        if known is None or known.doubt or (known.verdict and self._retry_skipped):
+            return None
+        if known.verdict:
+            return known.verdict
+        is_whole = known.state.is_closed and not known.state.flights
+        return "" if is_whole and status.has_nothing_new(place.directory, known) else None
 
 
 def _only_organization(client: Client, url: str) -> str:

@@ -38,8 +38,8 @@ class Progress:
         self._measure(now, sum(work.points for work in works))
         self._said_at = now
         hold = self._service.hold
-        if hold is not None:
-            left_s = max(0.0, hold.until - now)
+        if hold is not None and hold.until > now:
+            left_s = hold.until - now
             return f"{_wording.plain(hold.why)}; next try in {_wording.duration(left_s)}"
         sending = [work for work in works if work.state == "sending"]
         if not sending:

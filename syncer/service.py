@@ -59,15 +59,26 @@ _log = logging.getLogger("launchhelm")
 
 
 class Report(Protocol):
-    """What one slice of a push did."""
+    """What one slice of a push did; see syncer/push.py."""
 
-    points: int
-    bytes: int
-    batches: int
-    refused: int
-    pending_hint: int
-    done: bool
-    stopped: str
+    @property
+    def points(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def batches(self) -> int: ...
+    @property
+    def refused(self) -> int: ...
+    @property
+    def pending_hint(self) -> int: ...
+    @property
+    def done(self) -> bool: ...
+    @property
+    def stopped(self) -> str: ...
+    @property
+    def error(self) -> ApiError | None: ...
+    @property
+    def advice(self) -> retry.Advice | None: ...
 
 
 class Push(Protocol):
@@ -123,7 +134,8 @@ class Work:
     caught_up_at: float = float("-inf")
     held_since: float | None = None
     failed_s: float = FAILED_S
-    mark: int = -1
+    mark: int = 0
+    served_before: bool = False
     is_over: bool = False
     is_live: bool = False
 
@@ -147,7 +159,8 @@ class Service:
         connect: Called before the first push, and again after the key was refused, to use the key
             as it is then. Pushes that were open are closed before and made anew.
         watch: Go on until stopped; else end when everything durable now is sent.
-        is_settled: Whether a run needs no look: everything of it was sent by an earlier process.
+        settled: What files tell of a run before it is opened: None when it has to be, "" when it
+            is closed and all of it was sent, else why it is skipped.
         on_slice: Called on the loop's thread after each slice.
         wait: Sleeps for so many seconds or until woken; tests turn their clock instead.
     """
@@ -159,7 +172,7 @@ class Service:
         *,
         connect: Callable[[], object] = lambda: None,
         watch: bool = False,
-        is_settled: Callable[[Place], bool] = lambda place: False,
+        settled: Callable[[Place], str | None] = lambda place: None,
         on_slice: Callable[[Work], object] = lambda work: None,
         clock: Clock = SYSTEM_CLOCK,
         wait: Callable[[float], object] | None = None,
@@ -172,7 +185,7 @@ class Service:
         self._open_push = open_push
         self._connect = connect
         self._watch = watch
-        self._is_settled = is_settled
+        self._settled = settled
         self._on_slice = on_slice
         self._clock = clock
         self._live = _Queue()
@@ -293,8 +306,10 @@ class Service:
                 return
             work.held_since = None
             self._slice(work, work.push)
-        except LaunchHelmError as error:
+        except ApiError as error:
             self._trouble(work, error, started)
+        except LaunchHelmError as error:
+            self._fail(work, f"{error.message} {error.remedy}".rstrip())
         except OSError as error:
             self._fail(work, f"{error.filename or work.place.directory}: {error.strerror or error}")
         except Exception as error:  # One bad run must not stop the others.
@@ -302,18 +317,22 @@ class Service:
             self._fail(work, f"our failure, {type(error).__name__}: {error}")
 
     def _needs_no_look(self, work: Work) -> bool:
-        """Whether a run that was over is as it was, by one `stat`."""
-        if not work.is_over:
-            if work.mark >= 0 or not self._is_settled(work.place):
-                return False
-            work.state, work.is_over = "sent", True
-            work.mark = data_mark(work.place.directory)
-            return True
+        """Whether a run that is over is as it was, by one `stat`."""
         mark = data_mark(work.place.directory)
-        if mark == work.mark:
-            return True
-        work.mark, work.is_over = mark, False
-        return False
+        if work.is_over:
+            if mark == work.mark:
+                return True
+            work.is_over = False
+            return False
+        if work.served_before:
+            return False
+        work.served_before = True
+        why = self._settled(work.place)
+        if why is None:
+            return False
+        work.state, work.why = ("skipped", why) if why else ("sent", "")
+        work.mark, work.is_over, work.is_live = mark, True, False
+        return True
 
     def _slice(self, work: Work, push: Push) -> None:
         started = work.served_at
@@ -322,30 +341,42 @@ class Service:
             push.heartbeat()
         mark = data_mark(work.place.directory)
         report = push.step(SLICE_S)
-        self._answered()
+        self._count(work, report)
+        if report.stopped:
+            self._stopped(work, report, started)
+            return
+        work.failed_s, work.why = FAILED_S, ""
+        now = self._clock.monotonic()
+        if not report.done:
+            work.state = "sending"
+            self._put(work, now)
+            return
+        if push.finish_if_ended():
+            self._answered()
+            work.mark, work.is_over = mark, True
+        elif not self._watch:
+            # What it could not say to the server, a step says to us.
+            report = push.step(0.0)
+            self._count(work, report)
+            if report.stopped:
+                self._stopped(work, report, started)
+                return
+        work.state, work.caught_up_at = "sent", started
+        work.is_live = not work.is_over
+        if work.is_over or not self._watch:
+            self._close(work)
+        self._rest(work, now - started)
+        self._close_idle()
+
+    def _count(self, work: Work, report: Report) -> None:
         work.points += report.points
         work.bytes += report.bytes
         work.batches += report.batches
         work.refused += report.refused
         work.pending = report.pending_hint
-        work.failed_s = FAILED_S
-        now = self._clock.monotonic()
         if report.batches:
-            work.grew_at = now
-        if report.stopped:
-            self._skip(work, report.stopped)
-        elif not report.done:
-            work.state = "sending"
-            self._put(work, now)
-        else:
-            work.state, work.why, work.caught_up_at = "sent", "", started
-            if push.finish_if_ended():
-                work.mark, work.is_over = mark, True
-            work.is_live = not work.is_over
-            if work.is_over or not self._watch:
-                self._close(work)
-            self._rest(work, now - started)
-            self._close_idle()
+            self._answered()
+            work.grew_at = self._clock.monotonic()
 
     def _rest(self, work: Work, took_s: float) -> None:
         """Look again after a while: later where nothing has come for long, or looking is slow."""
@@ -382,10 +413,22 @@ class Service:
 
     # --- trouble ----------------------------------------------------------------------------------
 
-    def _trouble(self, work: Work, error: LaunchHelmError, started: float) -> None:
-        if not isinstance(error, ApiError):
-            self._fail(work, error.message)
-            return
+    def _stopped(self, work: Work, report: Report, started: float) -> None:
+        if report.error is not None:
+            self._trouble(work, report.error, started, report.advice)
+        elif work.push is not None and not work.push.acquire():
+            self._held(work)
+        else:
+            self._fail(work, report.stopped)
+
+    def _trouble(
+        self, work: Work, error: ApiError, started: float, given: retry.Advice | None = None
+    ) -> None:
+        """Do what follows from an error of the server: for all runs, or for one.
+
+        Args:
+            given: What the push decided by its own failures; it waits no shorter than that.
+        """
         advice = retry.decide(error, tries=self._tries)
         if isinstance(advice, retry.PauseForKey):
             self._refused_key(work, error.status, advice)
@@ -393,7 +436,8 @@ class Service:
             self._tries += 1
             kind = "busy" if error.status else "unreachable"
             limit_s = BUSY_S if error.status else UNREACHABLE_S
-            self._hold(work, kind, advice.seconds, advice.why, started, limit_s)
+            seconds = max(advice.seconds, given.seconds if isinstance(given, retry.Wait) else 0.0)
+            self._hold(work, kind, seconds, advice.why, started, limit_s)
         elif isinstance(advice, retry.SkipRun):
             self._answered()
             self._skip(work, advice.why)

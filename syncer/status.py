@@ -24,7 +24,6 @@ from launchhelm.store.line import open_line
 from launchhelm.store.reader import has_vanished, list_segments
 from launchhelm.store.sealed import sealed_meta
 from syncer.lease import LEASE_S
-from syncer.settings import Target
 from syncer.state import Journal, State
 
 EVERYTHING: Final = ""
@@ -101,13 +100,14 @@ def remembered(run_directory: Path, run_id: str) -> list[Remembered]:
     return sorted(found, key=lambda each: (each.server, each.organization))
 
 
-def of_target(run_directory: Path, run_id: str, target: Target) -> Remembered | None:
-    """Return what is known about one server; the organisation may be unknown."""
+def of_server(
+    run_directory: Path, run_id: str, url: str, organization: str = ""
+) -> Remembered | None:
+    """Return what is known about one server; without an organisation, the one used last."""
     fits = [
         each
         for each in remembered(run_directory, run_id)
-        if each.server == target.url
-        and target.organization.lower() in ("", each.organization.lower())
+        if each.server == url and organization.lower() in ("", each.organization.lower())
     ]
     return max(fits, key=lambda each: each.state.at, default=None)
 
@@ -169,11 +169,6 @@ def holder(directory: Path) -> Holder | None:
         pid=pid if isinstance(pid, int) else 0,
         age_s=max(0.0, time.time() - written_at),
     )
-
-
-def pending(run_directory: Path, target: Target) -> int:
-    """Count the records that one server has not confirmed."""
-    return pending_count(run_directory, of_target(run_directory, run_directory.name, target))
 
 
 # --- reading --------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def _sync(
         connection.open_push,
         connect=connection.connect,
         watch=arguments.watch,
-        is_settled=connection.is_settled,
+        settled=connection.settled,
     )
 
     def work() -> None:
@@ -324,8 +324,11 @@ def _dry_run(arguments: argparse.Namespace, discovery: Discovery, output: Output
     places = discovery.look()
     rows = []
     for place in places:
-        known = target and status.of_target(place.directory, place.run_id, target)
-        count = status.pending_count(place.directory, known or None)
+        known = None
+        if target is not None:
+            url, organization = target.url, target.organization
+            known = status.of_server(place.directory, place.run_id, url, organization)
+        count = status.pending_count(place.directory, known)
         why = known.verdict if known else ""
         document = {
             "id": place.run_id,

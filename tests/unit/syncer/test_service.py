@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from launchhelm.errors import ConfigError, LaunchHelmError, StorageError
+from syncer import retry
 from syncer.api.answers import ApiError
 from syncer.discover import Discovery, Place
 from syncer.service import HEARTBEAT_S, HELD_LIMIT_S, MAX_OPEN, UNREACHABLE_S, Service, Work
@@ -26,6 +27,8 @@ class Slice:
     pending_hint: int = 0
     done: bool = True
     stopped: str = ""
+    error: ApiError | None = None
+    advice: retry.Advice | None = None
 
 
 Step = Slice | Exception
@@ -50,6 +53,9 @@ class Script:
         self.log.append("step")
         self.stepped_at.append(self.clock.at)
         step = self.steps.pop(0) if self.steps else Slice()
+        if isinstance(step, ApiError):
+            # As a push does; only opening and connecting raise.
+            step = Slice(done=False, stopped="no", error=step, advice=retry.decide(step))
         if isinstance(step, Exception):
             raise step
         return step
@@ -204,14 +210,12 @@ def test_a_run_that_is_gone_on_the_server_is_asked_for_once(rig: Rig) -> None:
     assert rig.scripts[gone].log.count("step") == 1
 
 
-def test_a_slice_that_stops_for_good_says_why(rig: Rig) -> None:
-    path = rig.run(Slice(stopped="deleted on the server"))
+def test_a_slice_that_stops_says_why_and_keeps_what_it_sent(rig: Rig) -> None:
+    path = rig.run(Slice(points=3, batches=1, done=False, stopped="'loss' is not sent"))
     service = rig.service()
     service.run()
-    assert (service.work[path].state, service.work[path].why) == (
-        "skipped",
-        "deleted on the server",
-    )
+    work = service.work[path]
+    assert (work.state, work.why, work.points) == ("failed", "'loss' is not sent", 3)
 
 
 def test_a_run_that_another_syncer_holds_is_waited_for_until_its_lease_would_lapse(
@@ -229,16 +233,16 @@ def test_a_run_that_another_syncer_holds_is_waited_for_until_its_lease_would_lap
 
 
 def test_a_run_that_was_settled_earlier_is_not_opened(rig: Rig) -> None:
-    rig.run(), rig.run()
+    gone, whole = rig.run(), rig.run()
     service = Service(
         Discovery([rig.root], clock=rig.clock),
         rig.open,
-        is_settled=lambda place: True,
+        settled=lambda place: "gone" if place.directory == gone else "",
         clock=rig.clock,
         wait=rig.clock.turn,
     )
     service.run()
-    assert rig.opened == [] and set(states(service).values()) == {"sent"}
+    assert rig.opened == [] and states(service) == {gone: "skipped", whole: "sent"}
 
 
 # --- the server -----------------------------------------------------------------------------------
