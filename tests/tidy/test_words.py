@@ -21,8 +21,9 @@ REQUIREMENT = re.compile(r"\bR\d\d\b")
 INVARIANT = re.compile(r"\bI(1[0-5]|[1-9])\b")
 URL = re.compile(r"https?://([\w.-]+)")
 HOSTS = re.compile(
-    r"(.*\.)?(launchhelm\.com|example\.(com|org|net)|apache\.org|localhost|127\.0\.0\.1|"
-    r"pytorch\.org|sqlite\.org|datasette\.io|keepachangelog\.com|semver\.org|rfc-editor\.org)"
+    r".*\.(example|invalid|test)|localhost|127\.0\.0\.1|0\.0\.0\.0|"
+    r"(.*\.)?(launchhelm\.com|example\.(com|org|net)|apache\.org|pytorch\.org|sqlite\.org|"
+    r"datasette\.io|keepachangelog\.com|semver\.org|rfc-editor\.org)"
 )
 
 
