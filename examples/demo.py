@@ -4,25 +4,31 @@
 
 This starts `examples/ddp.py` under torchrun, waits until it trains, runs the real
 `launchhelm control` command beside it, and then shows: where the run directory is, the processes,
-the ledger, and loss and learning rate around the change. It ends with 0 only if the run directory
-says that the change landed on both ranks at one step.
+the ledger, and loss and learning rate around the change. Then it starts a LaunchHelm server on this
+machine, sends the run to it, and shows what the server holds. It ends with 0 only if the run
+directory says that the change landed on both ranks at one step, and the server holds every point.
 """
 
 from __future__ import annotations
 
+import collections
+import json
 import math
 import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from launchhelm import views
 from launchhelm._settings import DIRECTORY
 from launchhelm.store.layout import default_root
+from launchhelm.store.reader import Reader
+from syncer.api.client import Client
 
 DDP = Path(__file__).resolve().parent / "ddp.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
@@ -52,7 +58,7 @@ def main() -> int:
     launchhelm(root, "show", run.run_id, "--ranks")
     say("The ledger:")
     launchhelm(root, "control", run.run_id, "log")
-    problems = judge(run)
+    problems = judge(run) + serve_and_sync(root, run)
     for problem in problems:
         print(f"demo: {problem}", file=sys.stderr)
     return 1 if problems else 0
@@ -123,11 +129,53 @@ def judge(run: views.RunView) -> list[str]:
     return problems
 
 
-def launchhelm(root: Path, *words: str) -> None:
+def serve_and_sync(root: Path, run: views.RunView) -> list[str]:
+    """Start a server with a fresh key, send the run to it, and compare what both hold."""
+    say("A server of your own, with a fresh key, and the run sent to it:")
+    with tempfile.TemporaryDirectory() as data:
+        print("$ launchhelm serve --data DIR", flush=True)
+        serve = [sys.executable, "-m", "launchhelm", "serve", "--data", data, "--json"]
+        made = json.loads(subprocess.check_output([*serve, "init", "--project", "quickstart"]))
+        server = subprocess.Popen([*serve, "--port", "0"], stdout=subprocess.PIPE)
+        try:
+            assert server.stdout is not None
+            url = json.loads(server.stdout.readline())["url"]
+            key = {"LAUNCHHELM_URL": url, "LAUNCHHELM_API_KEY": made["token"]}
+            launchhelm(root, "sync", run.run_id, environment=key)
+            launchhelm(root, "status", run.run_id)
+            with Client(url, made["organization_id"], made["token"]) as client:
+                return compare(run, client, made["project_id"])
+        finally:
+            server.terminate()
+            server.communicate()
+
+
+def compare(run: views.RunView, client: Client, project: str) -> list[str]:
+    """Show what the server holds of the run, and say what is not as in the run directory."""
+    here = sum(len(record.body) for record in Reader(run.directory, kinds={"m"}).poll())
+    documents = list(client.list_documents("run", project_id=project))
+    if len(documents) != 1:
+        return [f"the server holds {len(documents)} runs, not one"]
+    document, names = documents[0], collections.Counter[str]()
+    for stream in client.list_documents("stream", project_id=project, run_id=document["id"]):
+        name = stream["spec"]["name"]
+        names[name] += sum(1 for _ in client.all_points(stream["id"]))
+    there = sum(count for name, count in names.items() if not name.startswith("launchhelm/"))
+    ranks = list(client.list_documents("participant", project_id=project, run_id=document["id"]))
+    say("The server holds:")
+    spec = document["spec"]
+    print(f"  run {spec['name']!r}, {spec['state']}, {len(ranks)} processes")
+    for name, count in sorted(names.items()):
+        print(f"  {name:<32} {count:>6,} points")
+    print(f"  {there:,} points of metrics; the run directory holds {here:,}")
+    return [] if there == here else [f"the server holds {there} points, not {here}"]
+
+
+def launchhelm(root: Path, *words: str, environment: Mapping[str, str] | None = None) -> None:
     """Run the command as a person would, and show what was typed."""
     print(f"$ launchhelm {shlex.join(words)}", flush=True)
     command = [sys.executable, "-m", "launchhelm", "--root", str(root), *words]
-    subprocess.run(command, stdin=subprocess.DEVNULL)
+    subprocess.run(command, stdin=subprocess.DEVNULL, env={**os.environ, **(environment or {})})
 
 
 def say(text: str) -> None:
