@@ -85,7 +85,14 @@ def report(server: Server, caller: Caller, request: Request, body: JSONObject) -
         entry = ledger.settled(connection, entry, now)
         life, flag = lifecycle.report(entry.life, said)
         if flag:
-            facts = {"command_id": entry.id, "outcome": said.outcome, "reason": flag}
+            facts = {
+                "organization_id": entry.organization_id,
+                "run_id": entry.request["scope"]["run_id"],
+                "participant_id": entry.participant_id,
+                "command_id": entry.id,
+                "outcome": said.outcome,
+                "reason": flag,
+            }
             events.note(connection, "command_contradiction", facts)
         if life != entry.life or flag:
             revision = ""

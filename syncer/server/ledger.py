@@ -140,7 +140,10 @@ def advance(
     note: str = "",
     resulting_state_revision: str = "",
 ) -> Entry:
-    """Store the new state of a command, and in its history what led there."""
+    """Store the new state of a command, and in its history what led there.
+
+    A lease that was only prolonged leaves no line: that happens every few seconds.
+    """
     moved = replace(
         entry,
         life=life,
@@ -152,7 +155,8 @@ def advance(
         " WHERE id = ?",
         (life.execution, _dump(life), moved.resulting_state_revision, now, entry.id),
     )
-    _remember(connection, moved, event, note)
+    if note or (life.execution, life.leases) != (entry.life.execution, entry.life.leases):
+        _remember(connection, moved, event, note)
     return moved
 
 

@@ -388,6 +388,7 @@ def test_only_one_of_two_leases_may_begin(desk: Desk) -> None:
 
 def test_a_result_is_read_back_with_all_that_it_said(desk: Desk) -> None:
     command = desk.begun()
+    desk.lease("heartbeat", command)
     desk.report(command, applied_on={"count": 512, "of": 512})
     read = desk.get(command)
     assert read["execution"] == "applied"
@@ -444,13 +445,18 @@ def test_the_workers_word_replaces_the_servers_guess_and_the_history_keeps_both(
     assert words[-2:] == ["outcome_unknown", "applied"]
 
 
-def test_applied_after_a_rejection_here_is_recorded_and_flagged(desk: Desk) -> None:
+def test_applied_after_a_rejection_here_is_recorded_and_can_be_found_in_the_events(
+    desk: Desk,
+) -> None:
     desk.submit()
     command = desk.claim()
     desk.epoch = desk.connect()
     assert desk.get(command)["execution"] == "rejected"
     assert desk.report(command)["execution"] == "applied"
     assert "rejected here" in desk.get(command)["history"][-1]["note"]
+    [event] = desk.http.get(desk.path("events")).json()["items"]
+    assert event["kind"] == "command_contradiction"
+    assert event["facts"]["command_id"] == command["id"]
 
 
 def test_a_contradicting_second_result_is_answered_with_the_first(desk: Desk) -> None:
