@@ -36,13 +36,16 @@ JSONObject = dict[str, Any]  # Any: JSON of the API.
 def routes() -> list[Route]:
     """Return the endpoints of this module."""
     return [
-        Route(path, endpoint(function), methods=["POST"])
-        for path, function in (
-            (paths.CLAIM, claim),
-            (paths.COMMAND_BEGIN, begin),
-            (paths.COMMAND_RENEW, renew),
-            (paths.COMMAND_RESULT, report),
-        )
+        # What is refused here is raised in the middle of a training loop, so no rate limit applies.
+        Route(paths.COMMAND_BEGIN, endpoint(begin, limited=False), methods=["POST"]),
+        *(
+            Route(path, endpoint(function), methods=["POST"])
+            for path, function in (
+                (paths.CLAIM, claim),
+                (paths.COMMAND_RENEW, renew),
+                (paths.COMMAND_RESULT, report),
+            )
+        ),
     ]
 
 

@@ -38,19 +38,21 @@ _DEPTH: Final = 64
 _log = logging.getLogger(__name__)
 
 
-def endpoint(function: Function, *, raw: bool = False) -> Endpoint:
+def endpoint(function: Function, *, raw: bool = False, limited: bool = True) -> Endpoint:
     """Wrap `f(server, caller, request, body) -> dict`.
 
     Args:
         function: Plain or coroutine function. `body` is the JSON object of the request, {} when
             there is none. It returns the JSON object of the answer, or a whole Response.
         raw: Hand over the body as bytes, unparsed.
+        limited: Whether the rate limit of the key applies.
     """
 
     async def answer(server: Server, request: Request) -> Any:
         caller = await run_in_threadpool(authenticate, server, request)
-        rates: Rates = request.app.state.rates
-        rates.take(caller.key_id)
+        if limited:
+            rates: Rates = request.app.state.rates
+            rates.take(caller.key_id)
         data = await body_of(request, server.limits.body_bytes)
         body = data if raw else parse_object(data)
         if inspect.iscoroutinefunction(function):

@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from syncer.api import wire
 from syncer.server import accounts
 from syncer.server.app import application
 from syncer.server.database import Database
-from syncer.server.state import Server
+from syncer.server.state import Limits, Server
 from tests.support.asgi import Asgi
 
 START = 1_800_000_000.0
@@ -363,6 +364,18 @@ def test_begin_is_not_refused_after_a_claim_whatever_has_passed_since(desk: Desk
     desk.lease("begin", command)
     desk.lease("begin", command)
     assert desk.get(command)["execution"] == "applying"
+
+
+def test_begin_is_not_refused_because_the_key_asks_too_often(desk: Desk) -> None:
+    desk.submit()
+    command = desk.claim()
+    slow = replace(desk.server, limits=Limits(requests_per_s=1e-6, burst=1))
+    with Asgi(application(slow)) as http:
+        http.http.headers.update(desk.http.http.headers)
+        desk.http = http
+        desk.lease("heartbeat", command)
+        assert desk.lease("heartbeat", command, status=429)["error"]["retryable"] is True
+        desk.lease("begin", command)
 
 
 def test_begin_with_a_foreign_lease_is_a_conflict(desk: Desk) -> None:
