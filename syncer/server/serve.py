@@ -158,5 +158,18 @@ class Service(uvicorn.Server):
 
 
 def _listen(address: Address) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
+    """Take the port. Host names are looked up."""
+    family, kind, protocol, _, where = socket.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+    )[0]
+    # The protocol is given, and not 0, because asyncio turns Nagle's algorithm off only for
+    # sockets that say TCP; with it on, every answer waits 40 ms for a delayed acknowledgement.
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener

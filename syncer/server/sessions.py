@@ -51,6 +51,9 @@ EXTENSIONS: Final = ("heartbeat.step", "result.applied_on")
 _STEP: Final = re.compile(r"-?(0|[1-9][0-9]*)")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_.:-]{0,127}")
 _MAX_ID: Final = 200
+_AWAY_S: Final = 86_400.0
+"""How long we may have been away without taking the sessions of then for lost when we return."""
+
 _CLOSE: Final = ("never", "when_idle")
 
 Session = dict[str, Any]
@@ -201,7 +204,9 @@ def _end(server: Server, caller: Caller, request: Request, body: dict[str, Any])
                 (now, now, participant["id"], epoch),
             )
             commands.session_ended(connection, participant["id"], epoch, now)
-        closed = close_run == "when_idle" and _close_if_idle(connection, participant, now)
+        closed = close_run == "when_idle" and _close_if_idle(
+            connection, participant, now, live_since=_live_since(server, now)
+        )
         session = _at(connection, participant["id"], epoch)
         assert session is not None
     server.wake.notify(participant["id"])
@@ -217,7 +222,17 @@ def _participant(connection: sqlite3.Connection, caller: Caller, request: Reques
     return participant
 
 
-def _close_if_idle(connection: sqlite3.Connection, participant: Document, now: float) -> bool:
+def _live_since(server: Server, now: float) -> float:
+    """Return when a session must have been heard of, at the latest, to count as live."""
+    if now - server.started_at >= LIVE_S:
+        return now - LIVE_S
+    # Whoever lives could not say so while no server was there, and has not had the time since.
+    return server.started_at - _AWAY_S
+
+
+def _close_if_idle(
+    connection: sqlite3.Connection, participant: Document, now: float, *, live_since: float
+) -> bool:
     """Close the run of a participant unless a session of it is live; say whether it is closed."""
     run = documents.get(connection, participant["run_id"])
     if run is None:
@@ -226,7 +241,7 @@ def _close_if_idle(connection: sqlite3.Connection, participant: Document, now: f
         return True
     live = connection.execute(
         "SELECT 1 FROM sessions WHERE run_id = ? AND ended_at IS NULL AND last_seen_at >= ?",
-        (run["id"], now - LIVE_S),
+        (run["id"], live_since),
     ).fetchone()
     if live is None:
         documents.replace(connection, run, {**run["spec"], "state": "closed"}, now)

@@ -141,6 +141,10 @@ class Server:
     secret: bytes
     wake: Wake = field(default_factory=Wake)
     limits: Limits = field(default_factory=Limits)
+    started_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started_at = self.clock.wall()
 
     @property
     def artifacts(self) -> Path:

@@ -6,6 +6,7 @@ import http.client
 import json
 import shutil
 import signal
+import socket
 import sqlite3
 import ssl
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 
 from launchhelm.cli import main
 from launchhelm.errors import ConfigError, Conflict
-from syncer.server import data
+from syncer.server import data, serve
 from syncer.server.serve import LOOPBACK, Address, Service
 from tests.support.v1_server import V1Server, kill, start, stop, v1_process, v1_server
 
@@ -53,6 +54,13 @@ def test_a_taken_port_and_a_missing_certificate_are_said_plainly(tmp_path: Path)
                 state, Address(port=0, certificate=missing, private_key=missing)
             ).serve_until_stopped()
         state.database.close()
+
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    """asyncio turns Nagle's algorithm off for sockets that say TCP, which a plain one does not."""
+    listener = serve._listen(Address(port=0))
+    with listener:
+        assert listener.proto == socket.IPPROTO_TCP
 
 
 def test_a_directory_is_served_by_one_process(tmp_path: Path) -> None:

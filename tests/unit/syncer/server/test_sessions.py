@@ -232,6 +232,22 @@ def test_a_lost_session_does_not_keep_the_run_open(
     assert end(server, lost, "1").json()["run_closed"] is True
 
 
+def test_a_server_that_was_away_does_not_take_the_others_for_lost(
+    tmp_path: Path, clock: HandClock
+) -> None:
+    with v1_server(tmp_path, clock=clock) as server:
+        run = server.run()
+        ranks = [server.participant(run, f"rank-{rank}")["id"] for rank in range(2)]
+        for rank in ranks:
+            connect(server, rank)
+    clock.now += 3600
+    with v1_server(tmp_path, clock=clock) as server:
+        clock.now += 1
+        assert end(server, ranks[0], "1").json()["run_closed"] is False
+        clock.now += LIVE_S
+        assert end(server, ranks[0], "1").json()["run_closed"] is True
+
+
 def test_a_closed_run_takes_a_session_and_stays_closed(
     server: V1Server, run: dict[str, Any], rank: str
 ) -> None:
