@@ -155,7 +155,7 @@ def advance(
         " WHERE id = ?",
         (life.execution, _dump(life), moved.resulting_state_revision, now, entry.id),
     )
-    if note or (life.execution, life.leases) != (entry.life.execution, entry.life.leases):
+    if note or replace(life, lease_until=entry.life.lease_until) != entry.life:
         _remember(connection, moved, event, note)
     return moved
 

@@ -453,9 +453,13 @@ def test_the_workers_word_replaces_the_servers_guess_and_the_history_keeps_both(
     desk.clock.now += 3600
     desk.epoch = desk.connect()  # Supersedes, so that the guess is stored.
     assert desk.get(command)["execution"] == "outcome_unknown"
-    assert desk.report(command)["execution"] == "applied"
-    words = [line["execution"] for line in desk.get(command)["history"]]
-    assert words[-2:] == ["outcome_unknown", "applied"]
+    said = desk.report(command, "outcome_unknown", failure_code="runtime_restart")
+    assert said["failure_code"] == "runtime_restart"
+    events = [(line["event"], line["note"]) for line in desk.get(command)["history"]]
+    assert events[-2:] == [
+        ("settled", "lease_lost"),
+        ("reported outcome_unknown", "runtime_restart"),
+    ]
 
 
 def test_applied_after_a_rejection_here_is_recorded_and_can_be_found_in_the_events(
