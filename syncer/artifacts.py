@@ -37,8 +37,8 @@ UNSEEN_S: Final = 60.0
 MAX_STARTS: Final = 3
 """An upload that the server breaks off is begun again this often."""
 
-MAX_FAILURES: Final = 20
-"""Failures in a row of what is not the server itself; then it counts as a broken-off upload."""
+PATIENCE: Final = 5
+"""Failures in a row of what is not the server itself, after which somebody should be told."""
 
 _OCTETS: Final = "application/octet-stream"
 _CHUNK: Final = media.CHUNK_BYTES
@@ -146,6 +146,11 @@ class Artifacts:
         return len(self._waiting)
 
     @property
+    def stopped(self) -> str:
+        """Why the upload in hand will hardly go on soon; "" while there is hope."""
+        return self.problem if self._failures >= PATIENCE else ""
+
+    @property
     def due_at(self) -> float:
         """Monotonic time from which on `step` can do something."""
         return self._again_at if self._waiting else float("inf")
@@ -230,12 +235,11 @@ class Artifacts:
         is_elsewhere = _is_elsewhere(error)
         if not is_elsewhere and _concerns_all(error):
             raise error
-        if is_elsewhere and self._failures < MAX_FAILURES:
+        if is_elsewhere:
             wait_s = pause_s(error.retry_after_s, self._failures)
             self._failures += 1
             self._again_at = self._clock.monotonic() + wait_s
             return
-        self._failures = 0
         upload.starts += 1
         if upload.starts >= MAX_STARTS:
             raise _Useless(f"{error.message} ({error.status or error.code})") from error

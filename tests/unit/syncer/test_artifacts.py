@@ -242,6 +242,11 @@ def test_a_place_for_parts_that_fails_holds_nobody_else_up(tmp_path: Path) -> No
     calls = len(server.calls)
     work.step()
     assert len(server.calls) == calls  # It is not due.
+    while server.calls.count("put") < artifacts.PATIENCE:
+        assert not work.stopped
+        clock.turn(1.0)
+        assert work.step() == []
+    assert work.stopped == work.problem
     assert send(work, clock) == []
     assert server.whole == {"theirs-0": b"state"}
 
