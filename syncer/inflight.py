@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from launchhelm.records import Record, WriterId
 from launchhelm.store.cursor import Cursor, Progress
 from launchhelm.store.reader import Reader, list_segments
 from syncer.api import wire
-from syncer.mapping import Sample, samples
+from syncer.mapping import Refused, Sample
 from syncer.naming import StreamKey
 from syncer.state import Flight, State
 
@@ -107,6 +107,11 @@ class Outbox:
             queue.appendleft(batch)
             self.points += len(batch.points)
 
+    def clear(self) -> None:
+        """Let go of everything that waits."""
+        self._queues.clear()
+        self.points = 0
+
     def drop(self, key: StreamKey) -> None:
         """Let go of everything that waits for one stream."""
         queue = self._queues.get(key.writer, {}).pop(key, ())
@@ -174,8 +179,17 @@ def encode(batch: Batch, state: State, server: str, epoch: str) -> Ready:
     return Ready(batch, flight, stream.id, data)
 
 
-def remake(run_directory: Path, state: State) -> tuple[list[Ready], list[tuple[Flight, int]]]:
+def remake(
+    run_directory: Path,
+    state: State,
+    points_of: Callable[[Record], Sequence[Sample | Refused]],
+) -> tuple[list[Ready], list[tuple[Flight, int]]]:
     """Make the batches again that were on their way when a syncer ended.
+
+    Args:
+        run_directory: Where the records are.
+        state: What was on its way.
+        points_of: Makes the points of a record.
 
     Returns:
         Those with the very bytes that were promised; then the flights for which that failed, each
@@ -192,7 +206,7 @@ def remake(run_directory: Path, state: State) -> tuple[list[Ready], list[tuple[F
         first = min(flight.first for _, flight in flights)
         last = max(flight.last for _, flight in flights)
         for record in records_between(run_directory, writer, first, last):
-            for sample in samples(record, run_directory):
+            for sample in points_of(record):
                 if isinstance(sample, Sample) and sample.key in found:
                     found[sample.key].append(sample)
         for key, flight in flights:

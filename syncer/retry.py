@@ -91,8 +91,8 @@ def decide(error: Failure, *, tries: int = 0, chance: float | None = None) -> Ad
         return Split(f"The server takes no request of that size: {said}")
     if error.status == 0 or error.status >= 500 or error.status in (408, 425, 429):
         return Wait(pause_s(error.retry_after_s, tries, chance), f"The server is not ready: {said}")
-    if error.status < 300:
-        # Something in between answered, a login page perhaps.
+    if error.status < 300 or error.code == "http_error":
+        # Something in between answered, a login page perhaps; the server itself says why.
         return Wait(pause_s(None, tries, chance), f"The answer is not one of this API: {said}")
     if error.status in _GONE:
         return SkipRun(error.status, f"{_GONE[error.status]}: {said}")

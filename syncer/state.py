@@ -113,6 +113,8 @@ class State:
     epochs: dict[str, str] = field(default_factory=dict)
     flights: dict[str, Flight] = field(default_factory=dict)
     cursors: dict[str, str] = field(default_factory=dict)
+    artifacts: dict[str, str] = field(default_factory=dict)
+    lost_artifacts: list[list[Any]] = field(default_factory=list)
     aside: list[Aside] = field(default_factory=list)
     aside_count: int = 0
     points: int = 0
@@ -146,6 +148,8 @@ class State:
             "participants": self.participants,
             "epochs": self.epochs,
             "cursors": self.cursors,
+            "artifacts": self.artifacts,
+            "lost_artifacts": self.lost_artifacts,
             "points": self.points,
             "verdict": self.verdict,
             "closed": self.is_closed,
@@ -244,6 +248,8 @@ _FIELDS: Final[dict[str, Any]] = {
     "aside": State._aside,
     "aside_count": _setter("aside_count"),
     "cursors": State._cursors,
+    "artifacts": lambda state, value: state.artifacts.update(value),
+    "lost_artifacts": lambda state, value: state.lost_artifacts.extend(value),
     "points": _setter("points"),
     "verdict": _setter("verdict"),
     "closed": _setter("is_closed"),

@@ -1,0 +1,266 @@
+"""From the run directory to batches that wait: slice by slice, so that memory stays flat.
+
+A record that is dealt with is passed over. What a restriction leaves out does not count as dealt
+with, so that a later pass without it sends exactly that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from launchhelm._clock import SYSTEM_CLOCK, Clock
+from launchhelm.records import Record, WriterId
+from launchhelm.store.cursor import Cursor
+from launchhelm.store.reader import Reader
+from syncer.artifacts import Artifacts
+from syncer.coverage import Coverage
+from syncer.facts import Facts
+from syncer.inflight import Outbox
+from syncer.mapping import Refused, Sample, samples
+from syncer.naming import StreamKey
+from syncer.state import State
+
+PARTS: Final = ("metrics", "console", "media", "system", "controls")
+"""What `only` may name."""
+
+MAX_RECORDS: Final = 2000
+POINTS: Final = 20_000
+"""Points of a slice, about."""
+
+EVERYTHING: Final = ""
+"""The cursor of passes without a restriction."""
+
+_PART_OF: Final = {
+    "m": "metrics",
+    "con": "console",
+    "rich": "media",
+    "art": "media",
+    "sys": "system",
+}
+_OTHERS: Final = "controls"
+
+_NOTHING: Final = Coverage()
+
+
+@dataclass(frozen=True, slots=True)
+class Restriction:
+    """What of a run is sent.
+
+    Args:
+        only: Of PARTS; empty means all.
+        since: Records before this time, by the clock of their writer, are left out.
+    """
+
+    only: frozenset[str] = frozenset()
+    since: float | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is left out."""
+        return not self.only and self.since is None
+
+    @property
+    def cursor(self) -> str | None:
+        """Name of the cursor in the state; None where none is kept."""
+        return ",".join(sorted(self.only)) if self.since is None else None
+
+    def admits(self, record: Record) -> bool:
+        """Whether a record is sent."""
+        if self.since is not None and record.at < self.since:
+            return False
+        return not self.only or _PART_OF.get(record.kind, _OTHERS) in self.only
+
+
+@dataclass(slots=True)
+class _Run:
+    """Points of one stream that follow each other, and from where on they cover it."""
+
+    start: int
+    points: list[Sample] = field(default_factory=list)
+
+
+class Intake:
+    """Reads one run into an outbox. One thread.
+
+    Attributes:
+        held: Streams that are not sent now, by the reason.
+    """
+
+    def __init__(
+        self,
+        run_directory: Path,
+        state: State,
+        outbox: Outbox,
+        facts: Facts,
+        artifacts: Artifacts,
+        restriction: Restriction,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.held: dict[StreamKey, str] = {}
+        self._refused: list[Refused] = []
+        self._directory = run_directory
+        self._state = state
+        self._outbox = outbox
+        self._facts = facts
+        self._artifacts = artifacts
+        self._restriction = restriction
+        self._clock = clock
+        self._reader = self._new_reader()
+        self._limit = POINTS // 100
+        self._runs: dict[StreamKey, _Run] = {}
+        self._tails: dict[StreamKey, int] = {}
+        self._deferred: deque[Record] = deque()
+        self._left_out: set[str] = set()
+
+    @property
+    def cursor(self) -> str | None:
+        """The text of the cursor, when all before it is in the outbox or dealt with."""
+        return None if self.held or self._deferred else self._reader.cursor.text()
+
+    @property
+    def problems(self) -> list[str]:
+        """What cannot be read now, one sentence each."""
+        holes = self._reader.holes.items()
+        missing = [f"{writer}: record {seq} is not visible yet" for writer, seq in holes]
+        return [*self._reader.problems, *missing]
+
+    def read(self) -> bool:
+        """Put the points of some more records into the outbox; False when there are none."""
+        self._take_deferred()
+        records = self._reader.poll(limit=self._limit)
+        before = self._outbox.points
+        for record in records:
+            self._facts.take(record)
+            self._take(record)
+        self._close_runs()
+        if records:
+            per_record = max(1.0, (self._outbox.points - before) / len(records))
+            self._limit = int(min(MAX_RECORDS, 2 * self._limit, max(1, POINTS / per_record)))
+        return bool(records)
+
+    def rewind(self) -> None:
+        """Go back to the cursor of the state, after what is dealt with was found out anew."""
+        self._outbox.clear()
+        self._refused.clear()
+        self._runs.clear()
+        self._tails.clear()
+        self._deferred.clear()
+        self._reader = self._new_reader()
+
+    def take_refused(self) -> list[Refused]:
+        """Return the values that no server takes, of what was read since the last call."""
+        refused, self._refused = self._refused, []
+        return refused
+
+    def points(self, record: Record) -> Sequence[Sample | Refused]:
+        """Return the points of a record, with the server's ids of artifacts."""
+        resolved = self._artifacts.resolved(record) if record.kind == "m" else record
+        return samples(resolved or record, self._directory)
+
+    def _new_reader(self) -> Reader:
+        cursors = self._state.cursors
+        name = self._restriction.cursor
+        # What a pass without restriction has dealt with is dealt with for all.
+        text = cursors.get(EVERYTHING if name is None or name not in cursors else name)
+        try:
+            cursor = Cursor.parse(text) if text else None
+        except ValueError:
+            cursor = None
+        return Reader(self._directory, cursor, clock=self._clock, newest_first=True)
+
+    # --- one record -------------------------------------------------------------------------------
+
+    def _take(self, record: Record) -> None:
+        is_wanted = self._restriction.admits(record)
+        if record.kind == "art":
+            if is_wanted:
+                self._artifacts.take(record)
+            else:
+                self._left_out.add(str(record.body.get("id")))
+            return
+        if record.kind == "m" and is_wanted:
+            record = self._without_waiting(record)
+        for sample in self.points(record):
+            self._offer(sample, is_wanted)
+
+    def _offer(self, sample: Sample | Refused, is_wanted: bool) -> None:
+        key, seq = sample.key, sample.seq
+        if key in self.held:
+            return
+        stream = self._state.stream(key.text)
+        if seq in (_NOTHING if stream is None else stream.coverage):
+            self._close_run(key)
+            self._tails[key] = seq
+        elif not is_wanted:
+            self._close_run(key)
+            self._tails.pop(key, None)
+        elif isinstance(sample, Refused):
+            self._refused.append(sample)
+            self._tails[key] = seq
+        else:
+            run = self._runs.get(key)
+            if run is None:
+                run = self._runs[key] = _Run(self._start(key, seq))
+            run.points.append(sample)
+            self._tails[key] = seq
+
+    def _start(self, key: StreamKey, seq: int) -> int:
+        """From where on a batch covers its stream: without restriction, nothing is left before."""
+        if self._restriction.is_whole:
+            return 0
+        return self._tails[key] + 1 if key in self._tails else seq
+
+    def _close_run(self, key: StreamKey) -> None:
+        run = self._runs.pop(key, None)
+        if run is not None:
+            self._outbox.add(key, run.points, run.start)
+
+    def _close_runs(self) -> None:
+        for key in list(self._runs):
+            self._close_run(key)
+
+    # --- points that name an artifact -------------------------------------------------------------
+
+    def _without_waiting(self, record: Record) -> Record:
+        """Set aside what names an artifact that is not on the server yet, and what follows it."""
+        blocked = {(it.writer, name) for it in self._deferred for name in it.body}
+        if not blocked and not self._artifacts.pending and not self._left_out:
+            return record
+        later = {
+            name: value
+            for name, value in record.body.items()
+            if (record.writer, name) in blocked or self._waits(record, name)
+        }
+        if not later:
+            return record
+        for name, value in later.items():
+            self._deferred.append(replace(record, body={name: value}))
+        return replace(
+            record, body={name: it for name, it in record.body.items() if name not in later}
+        )
+
+    def _waits(self, record: Record, name: str) -> bool:
+        value = record.body[name]
+        if type(value) is not str:
+            return False
+        one = replace(record, body={name: value})
+        return value in self._left_out or self._artifacts.resolved(one) is None
+
+    def _take_deferred(self) -> None:
+        """Take in what no longer waits for its artifact, each stream in its order."""
+        waiting: set[tuple[WriterId, str]] = set()
+        for _ in range(len(self._deferred)):
+            record = self._deferred.popleft()
+            (name,) = record.body
+            if (record.writer, name) in waiting or self._waits(record, name):
+                waiting.add((record.writer, name))
+                self._deferred.append(record)
+                continue
+            for sample in self.points(record):
+                self._offer(sample, True)
+        self._close_runs()
