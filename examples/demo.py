@@ -152,7 +152,7 @@ def serve_and_sync(root: Path, run: views.RunView) -> list[str]:
 
 def compare(run: views.RunView, client: Client, project: str) -> list[str]:
     """Show what the server holds of the run, and say what is not as in the run directory."""
-    here = sum(len(record.body) for record in Reader(run.directory, kinds={"m"}).poll())
+    here = sum(len(record.body) for record in Reader(run.directory, kinds={"m", "sys"}).poll())
     documents = list(client.list_documents("run", project_id=project))
     if len(documents) != 1:
         return [f"the server holds {len(documents)} runs, not one"]
@@ -167,7 +167,7 @@ def compare(run: views.RunView, client: Client, project: str) -> list[str]:
     print(f"  run {spec['name']!r}, {spec['state']}, {len(ranks)} processes")
     for name, count in sorted(names.items()):
         print(f"  {name:<32} {count:>6,} points")
-    print(f"  {there:,} points of metrics; the run directory holds {here:,}")
+    print(f"  {there:,} values; the run directory holds {here:,}")
     return [] if there == here else [f"the server holds {there} points, not {here}"]
 
 
