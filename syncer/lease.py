@@ -132,7 +132,7 @@ class Lease:
                 data = file.read(_READ_BYTES)
         except FileNotFoundError:
             return False  # It was replaced just now.
-        said = open_line(data.rstrip(b"\n")) or {}
+        said = open_line(data.rstrip(b" \n")) or {}
         self.holder = f"{said.get('host', '?')}, process {said.get('pid', '?')}"
         if said.get("free") is True:
             return True
