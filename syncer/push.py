@@ -149,6 +149,11 @@ class RunPush:
         """Who else has the lease, as seen at the last `acquire`."""
         return self._lease.holder if self._lease is not None else ""
 
+    @property
+    def problems(self) -> list[str]:
+        """What of the run cannot be read now, one sentence each."""
+        return self._held.intake.problems if self._held is not None else []
+
     # --- the lease --------------------------------------------------------------------------------
 
     def acquire(self) -> bool:
