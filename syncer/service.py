@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import ConfigError, LaunchHelmError
-from syncer import retry
+from syncer import retry, status
 from syncer.api.answers import ApiError
 from syncer.discover import INTERVAL_S, Discovery, Place, data_mark, is_growing, stretched
 
@@ -84,6 +84,16 @@ class Report(Protocol):
 class Push(Protocol):
     """One run on its way to one server; see syncer/push.py."""
 
+    @property
+    def place(self) -> Path | None:
+        """Where the lease is, once it was asked for."""
+        ...
+
+    @property
+    def problems(self) -> list[str]:
+        """What of the run cannot be read now."""
+        ...
+
     def acquire(self) -> bool:
         """Take or renew the lease; False while another syncer holds it."""
         ...
@@ -133,6 +143,7 @@ class Work:
     served_at: float = float("-inf")
     caught_up_at: float = float("-inf")
     held_since: float | None = None
+    holder: int | None = None
     failed_s: float = FAILED_S
     mark: int = 0
     served_before: bool = False
@@ -302,7 +313,7 @@ class Service:
             if work.push is None:
                 work.push = self._open_push(work.place)
             if not work.push.acquire():
-                self._held(work)
+                self._held(work, work.push)
                 return
             work.held_since = None
             self._slice(work, work.push)
@@ -363,6 +374,10 @@ class Service:
                 return
         work.state, work.caught_up_at = "sent", started
         work.is_live = not work.is_over
+        if push.problems:
+            # What can be read is sent all the same.
+            work.why = "; ".join(push.problems)
+            work.state = "sent" if self._watch else "failed"
         if work.is_over or not self._watch:
             self._close(work)
         self._rest(work, now - started)
@@ -386,13 +401,16 @@ class Service:
         idle_s = max(INTERVAL_S, (now - work.grew_at) / _SHARE_OF_SILENCE)
         self._put(work, now + min(LONGEST_IDLE_S, stretched(idle_s, took_s)))
 
-    def _held(self, work: Work) -> None:
+    def _held(self, work: Work, push: Push) -> None:
+        """Wait for the lease: a pass only until its holder is seen to live, or must have lapsed."""
         now = self._clock.monotonic()
+        holder = status.holder(push.place) if push.place is not None else None
         if work.held_since is None:
-            work.held_since = now
+            work.held_since, work.holder = now, holder.count if holder is not None else None
+        moves = holder is not None and holder.count != work.holder
         work.state = "held"
-        work.why = "another syncer is at work on it"
-        if self._watch or now - work.held_since < HELD_LIMIT_S:
+        work.why = "another syncer is at work on it" + (f": {holder.text}" if holder else "")
+        if self._watch or not (moves or now - work.held_since >= HELD_LIMIT_S):
             self._put(work, now + HELD_S)
         else:
             work.state = "skipped"
@@ -417,7 +435,7 @@ class Service:
         if report.error is not None:
             self._trouble(work, report.error, started, report.advice)
         elif work.push is not None and not work.push.acquire():
-            self._held(work)
+            self._held(work, work.push)
         else:
             self._fail(work, report.stopped)
 

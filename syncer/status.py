@@ -74,11 +74,13 @@ class Holder:
     """Who has the lease, as its file says.
 
     Args:
+        count: Rises while it lives.
         age_s: Since the file was written, by the file's time; nobody decides by it.
     """
 
     host: str
     pid: int
+    count: int
     age_s: float
 
     @property
@@ -167,6 +169,7 @@ def holder(directory: Path) -> Holder | None:
     return Holder(
         host=str(said.get("host", "")),
         pid=pid if isinstance(pid, int) else 0,
+        count=int(said["n"]) if str(said.get("n")).isdigit() else 0,
         age_s=max(0.0, time.time() - written_at),
     )
 

@@ -11,6 +11,7 @@ from launchhelm.errors import ConfigError, LaunchHelmError, StorageError
 from syncer import retry
 from syncer.api.answers import ApiError
 from syncer.discover import Discovery, Place
+from syncer.lease import Lease
 from syncer.service import HEARTBEAT_S, HELD_LIMIT_S, MAX_OPEN, UNREACHABLE_S, Service, Work
 from tests.support.cli_runs import MadeRun
 from tests.support.runs import TurnedClock
@@ -42,6 +43,8 @@ class Script:
     steps: list[Step] = field(default_factory=list)
     ended: bool = False
     held: bool = False
+    place: Path | None = None
+    problems: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     stepped_at: list[float] = field(default_factory=list)
 
@@ -230,6 +233,36 @@ def test_a_run_that_another_syncer_holds_is_waited_for_until_its_lease_would_lap
     assert states(service) == {held: "skipped", free: "sent"}
     assert "another syncer" in service.work[held].why
     assert HELD_LIMIT_S <= rig.clock.at - started < HELD_LIMIT_S + 10
+
+
+def test_a_pass_does_not_wait_for_a_syncer_that_is_seen_to_live(rig: Rig, tmp_path: Path) -> None:
+    held = rig.run(held=True)
+    rig.scripts[held].place = tmp_path
+    lease = Lease(tmp_path, rig.clock)
+    lease.try_acquire()
+    service = rig.service()
+    wait = service._wait
+
+    def waiting(seconds: float) -> None:
+        lease.renew()
+        wait(seconds)
+
+    service._wait = waiting
+    started = rig.clock.at
+    service.run()
+
+    assert states(service) == {held: "skipped"}
+    assert rig.clock.at - started < 30
+    assert "process" in service.work[held].why
+
+
+def test_what_cannot_be_read_is_said_and_the_rest_is_sent(rig: Rig) -> None:
+    path = rig.run(sent(9))
+    rig.scripts[path].problems = ["a segment is damaged"]
+    service = rig.service()
+    service.run()
+    work = service.work[path]
+    assert (work.state, work.why, work.points) == ("failed", "a segment is damaged", 9)
 
 
 def test_a_run_that_was_settled_earlier_is_not_opened(rig: Rig) -> None:
