@@ -152,7 +152,7 @@ class RunPush:
     @property
     def problems(self) -> list[str]:
         """What of the run cannot be read now, one sentence each."""
-        return self._held.intake.problems if self._held is not None else []
+        return self._delivery.intake.problems if self._delivery is not None else []
 
     # --- the lease --------------------------------------------------------------------------------
 
@@ -265,8 +265,11 @@ class RunPush:
         delivery = self._delivery
         if delivery is None:
             return Report(stopped="Another syncer is at work on it.")
-        if delivery.state.verdict is not None:
-            return Report(stopped=str(delivery.state.verdict.get("why")))
+        verdict = delivery.state.verdict
+        if verdict is not None:
+            why = str(verdict.get("why"))
+            advice = retry.SkipRun(int(verdict.get("status", 0)), why)
+            return Report(stopped=why, advice=advice)
         if self._refusal is not None and self._clock.monotonic() < self._not_before:
             return self._refusal
         delivery.tally = Tally()
@@ -409,6 +412,8 @@ class RunPush:
 
     def _describe(self, delivery: Delivery) -> None:
         """Bring the run's document up to date, and end the sessions of processes that ended."""
+        if not held.state.run:
+            self._enter(held)  # A run without a point is a run all the same.
         for writer in delivery.sessions.writers:
             if delivery.facts.has_ended(writer):
                 delivery.sessions.end(writer)

@@ -50,7 +50,9 @@ class WrittenRun:
         for rank in range(ranks):
             self.add("ev", {"type": "start", "world_size": ranks}, rank=rank)
 
-    def add(self, kind: str, body: dict[str, Any], *, step: int | None = None, rank: int = 0) -> None:
+    def add(
+        self, kind: str, body: dict[str, Any], *, step: int | None = None, rank: int = 0
+    ) -> None:
         """Write one record."""
         self.writers[rank].append(kind, body, step=step)
         self.writers[rank].flush()
@@ -58,7 +60,7 @@ class WrittenRun:
     def log(self, steps: range, *names: str, rank: int = 0) -> None:
         """Write one record of some metrics for each step."""
         for step in steps:
-            body = {name: step + 0.25 for name in names or ("loss",)}
+            body = dict.fromkeys(names or ("loss",), step + 0.25)
             self.writers[rank].append("m", body, step=step)
         self.writers[rank].flush()
 
