@@ -97,12 +97,12 @@ class Delivery:
     def fill(self, deadline: float) -> bool:
         """Make the next request ready; True when nothing waits and nothing more can be read."""
         if self._fence is None and self.state.flights:
-            self._enter()
+            self.enter()
         while not self.ready:
             batches = self.outbox.take()
             if batches and self._fence is None:
                 self.outbox.put_back(batches)
-                self._enter()
+                self.enter()
             elif batches:
                 try:
                     self.ready = self._promise(batches)
@@ -118,7 +118,7 @@ class Delivery:
                     return False
         return False
 
-    def _enter(self) -> None:
+    def enter(self) -> None:
         """Find the run on the server, and make sure that we know what it has of it."""
         run = self.ids.run()
         if self.state.run != run:

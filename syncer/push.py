@@ -412,8 +412,8 @@ class RunPush:
 
     def _describe(self, delivery: Delivery) -> None:
         """Bring the run's document up to date, and end the sessions of processes that ended."""
-        if not held.state.run:
-            self._enter(held)  # A run without a point is a run all the same.
+        if not delivery.state.run:
+            delivery.enter()  # A run without a point is a run all the same.
         for writer in delivery.sessions.writers:
             if delivery.facts.has_ended(writer):
                 delivery.sessions.end(writer)
