@@ -109,7 +109,19 @@ class Caller:
 def push(
     target: Target, number: int, load: Load, requests: int, start: Barrier, results: Queue[Any]
 ) -> None:
-    """Be one client: connect, encode, wait for the others, push, report."""
+    """Be one client; the others do not wait for one that failed."""
+    try:
+        results.put(pushed(target, number, load, requests, start))
+    except BaseException:
+        start.abort()
+        results.put(None)
+        raise
+
+
+def pushed(
+    target: Target, number: int, load: Load, requests: int, start: Barrier
+) -> tuple[float, float, list[float], str]:
+    """Connect, encode, wait for the others, push; return begin, end, waits, and a stream."""
     caller = Caller(target)
     scope = {"organization_id": target.organization, "project_id": target.project}
     scope["run_id"] = caller.create("run", scope, name=f"r{number}", state="open", labels={})
@@ -148,7 +160,7 @@ def push(
         receipts = json.loads(caller.call("POST", routes.TELEMETRY_BATCHES, body))["receipts"]
         taken.append(time.perf_counter() - sent)
         assert all(receipt["status"] == "accepted" for receipt in receipts), receipts
-    results.put((began, time.monotonic(), taken, streams[0]))
+    return began, time.monotonic(), taken, streams[0]
 
 
 def measure(
@@ -168,6 +180,7 @@ def measure(
     start.wait(_PATIENCE_S)
     before = sum(server.cpu_times()[:2])
     found = [results.get(timeout=_PATIENCE_S) for _ in processes]
+    assert all(found), "a client failed"
     cpu = sum(server.cpu_times()[:2]) - before
     for process in processes:
         process.join(_PATIENCE_S)

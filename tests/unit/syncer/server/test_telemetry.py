@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -336,6 +338,24 @@ def test_many_at_once_lose_and_double_nothing(at: Desk) -> None:
     assert sorted(answers) == ["accepted"] * 40 + ["duplicate"] * 40
     sequences = [item["sequence"] for item in at.points(stream, limit=1000)["items"]]
     assert sequences == [str(n) for n in range(400)]
+
+
+def test_reads_are_answered_while_any_number_of_ingests_wait(at: Desk) -> None:
+    stream = at.stream()
+    bodies = [{"batches": [at.batch(stream, [point(n)])]} for n in range(60)]
+
+    async def push() -> list[int]:
+        path, http = at.path("telemetry/batches"), at.asgi.http
+        answers = await asyncio.gather(*(http.post(path, json=body) for body in bodies))
+        return [answer.status_code for answer in answers]
+
+    with ThreadPoolExecutor(1) as pool:
+        with at.server.database.write():
+            waiting = pool.submit(at.asgi.run, push())
+            assert at.points(stream)["items"] == []
+            assert not waiting.done()
+        assert waiting.result(30) == [200] * 60
+    assert len(at.values(stream)) == 60
 
 
 def test_a_failing_job_does_not_take_its_neighbours_along(at: Desk) -> None:
