@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from launchhelm._ids import new_id, new_run_id, new_token
+from launchhelm._ids import new_id, new_run_id, new_token, project_id_for
 from launchhelm.records import WriterId
 from launchhelm.store.manifest import Attempt, Manifest, create_run, take_attempt
 from launchhelm.store.segment import seal
@@ -21,7 +21,7 @@ def make_run(root: Path, *, name: str, world_size: int = 1) -> Path:
         run_id=new_run_id(),
         name=name,
         project="benchmark",
-        project_id=new_id(),
+        project_id=project_id_for("", "benchmark"),
         created_at=now,
         created_by="benchmark",
         host="host-0",
@@ -81,6 +81,15 @@ def log_points(writer: JournalWriter, first: int, last: int, *, metrics: int) ->
     writer.flush()
 
 
+def finish(writer: JournalWriter, step: int) -> None:
+    """End a run as the last act of its only process, and seal what it wrote."""
+    writer.append("close", {"state": "finished", "reason": "", "close_run": True}, step=step)
+    writer.flush()
+    journal = writer.rotate()
+    if journal is not None:
+        seal(journal)
+
+
 def many_ranks(root: Path, ranks: int, *, steps: int) -> list[JournalWriter]:
     """A running job: every rank has beaten for a while, rank 0 has logged 10 metrics a step."""
     directory = make_run(root, name=f"{ranks}-ranks", world_size=ranks)
@@ -105,13 +114,7 @@ def many_runs(root: Path, count: int, *, steps: int) -> None:
         log_points(writer, 0, steps, metrics=5)
         beat(writer, 1, steps)
         if index % 2:
-            writer.append(
-                "close", {"state": "finished", "reason": "", "close_run": True}, step=steps
-            )
-            writer.flush()
-            journal = writer.rotate()
-            if journal is not None:
-                seal(journal)
+            finish(writer, steps)
         else:
             writer.flush()
 
@@ -120,4 +123,14 @@ def long_run(root: Path, steps: int, *, metrics: int) -> Path:
     """One rank with that many steps; the newest part is a journal."""
     directory = make_run(root, name=f"{steps}-steps")
     log_points(make_writer(directory, 0, 1), 0, steps, metrics=metrics)
+    return directory
+
+
+def finished_run(root: Path, steps: int, *, metrics: int) -> Path:
+    """The same, complete: everything in it is sealed."""
+    directory = make_run(root, name=f"{steps}-steps")
+    writer = make_writer(directory, 0, 1)
+    writer.append("ev", {"type": "start", "world_size": 1})
+    log_points(writer, 0, steps, metrics=metrics)
+    finish(writer, steps)
     return directory
