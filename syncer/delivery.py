@@ -5,7 +5,7 @@ push.py tells why each point arrives once; the order of the steps below is what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final  # Any: changes of the state, JSON of answers.
@@ -72,6 +72,7 @@ class Delivery:
     _fence: Fence | None = None
     _checked_at: float = 0.0
     _contradicted: set[str] = field(default_factory=set)
+    _portion: int = wire.MAX_BATCHES
 
     @property
     def state(self) -> State:
@@ -201,8 +202,7 @@ class Delivery:
         change: dict[str, Any] = {}
         unknown = [batch.key for batch in batches if not self._has_id(batch.key)]
         if unknown:
-            found = self.ids.streams(unknown)
-            change["streams"] = [[key.text, *found[key]] for key in unknown]
+            change["streams"] = [[key.text, *it] for key, it in self._stream_ids(unknown)]
         if str(writer) not in state.participants:
             change["participants"] = {str(writer): self.ids.participant(writer)}
         if str(writer) not in state.epochs:
@@ -213,6 +213,20 @@ class Delivery:
         ready = [inflight.encode(batch, state, self.server, epoch) for batch in batches]
         self.journal.write({"fly": [it.flight.wire() for it in ready]})
         return ready
+
+    def _stream_ids(self, keys: Sequence[StreamKey]) -> Iterator[tuple[StreamKey, tuple[str, str]]]:
+        """Yield id and revision of each stream, created in as many requests as the server needs."""
+        start = 0
+        while start < len(keys):
+            some = keys[start : start + self._portion]
+            try:
+                yield from self.ids.streams(some).items()
+            except ApiError as error:
+                if error.status != 413 or len(some) == 1:
+                    raise
+                self._portion = len(some) // 2
+                continue
+            start += len(some)
 
     def _has_id(self, key: StreamKey) -> bool:
         stream = self.state.stream(key.text)
