@@ -8,6 +8,7 @@ After `budget` faults everything passes, so that whoever tries again succeeds in
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import http.client
 import json
@@ -131,10 +132,17 @@ class Chaos:
         self._faults = tuple(faults)
         self._longest_s = longest_s
         self._lock = threading.Lock()
+        self._moved = threading.Condition(self._lock)
+        self._requests = 0
         self._last: dict[str, Answer] = {}
+        self._batch_of: dict[tuple[str, str, str], str] = {}
         self._ghosts: list[threading.Thread] = []
         self.counts: Counter[str] = Counter()
         """What happened, by fault; `passed` for what nothing happened to."""
+
+        self.taken_twice: list[tuple[str, str, str]] = []
+        """Points (stream, epoch, sequence) that the server accepted under two ids of batches. A
+        server that knows nothing but those ids would hold them twice."""
         self._http = _Listener(("127.0.0.1", 0), _Handler)
         self._http.chaos = self
         self._thread = threading.Thread(
@@ -163,6 +171,16 @@ class Chaos:
         with self._lock:
             self._left = budget
 
+    @property
+    def requests(self) -> int:
+        """How many have come."""
+        return self._requests
+
+    def wait_for(self, requests: int, timeout_s: float) -> bool:
+        """Wait until so many requests have come; whether they have."""
+        with self._moved:
+            return self._moved.wait_for(lambda: self._requests >= requests, timeout_s)
+
     def settle(self, timeout_s: float = 10.0) -> None:
         """Wait until no request is on its way that its sender has forgotten."""
         with self._lock:
@@ -181,7 +199,9 @@ class Chaos:
 
     def choose(self, asked: Asked) -> tuple[str, float]:
         """Choose what happens to a request, and how long something takes."""
-        with self._lock:
+        with self._moved:
+            self._requests += 1
+            self._moved.notify_all()
             fault = ""
             if self._left > 0 and self._random.random() < self._rate:
                 fault = self._random.choice(self._faults)
@@ -211,11 +231,29 @@ class Chaos:
             connection.endheaders(asked.body)
             got = connection.getresponse()
             kept = {name: it for name, it in got.getheaders() if name.lower() not in _HOP}
-            return Answer(got.status, kept, got.read())
+            answer = Answer(got.status, kept, got.read())
+            if asked.is_telemetry and got.status < 300:
+                self._note_taken(asked, answer)
+            return answer
         except http.client.HTTPException as error:
             raise OSError(str(error)) from error
         finally:
             connection.close()
+
+    def _note_taken(self, asked: Asked, answer: Answer) -> None:
+        accepted = {
+            receipt["batch_id"]
+            for receipt in json.loads(answer.body).get("receipts", ())
+            if receipt["status"] == "accepted"
+        }
+        with self._lock:
+            for batch in json.loads(asked.body).get("batches", ()):
+                if batch["batch_id"] in accepted:
+                    for point in batch["points"]:
+                        identity = (batch["stream_id"], batch["epoch"], point["sequence"])
+                        first = self._batch_of.setdefault(identity, batch["batch_id"])
+                        if first != batch["batch_id"]:
+                            self.taken_twice.append(identity)
 
     def half(self, asked: Asked) -> None:
         """Send half of a request to the server and hang up."""
@@ -231,10 +269,8 @@ class Chaos:
 
         def ask() -> None:
             time.sleep(delay_s)
-            try:
+            with contextlib.suppress(OSError):  # The server may be down by then.
                 self.forward(asked)
-            except OSError:
-                pass  # The server may be down by then, which is as good.
 
         ghost = threading.Thread(target=ask, name="chaos-ghost", daemon=True)
         with self._lock:
