@@ -7,15 +7,15 @@ repeated and contradictory is decided inside it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final  # Any: JSON values and rows.
 
-from anyio import CapacityLimiter
-from anyio.to_thread import run_sync
 from starlette.requests import Request
 from starlette.routing import Route
 
@@ -150,19 +150,21 @@ class Ingest:
 
     def __init__(self) -> None:
         self._together = Together()
-        self._threads = CapacityLimiter(_AT_ONCE)
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "ingest")
 
     async def many(
         self, server: Server, caller: Caller, request: Request, body: bytes
     ) -> dict[str, Any]:
         """Serve grouped ingest: one receipt per batch, in order."""
-        return await run_sync(self._many, server, caller, body, limiter=self._threads)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._many, server, caller, body)
 
     async def one(
         self, server: Server, caller: Caller, request: Request, body: bytes
     ) -> dict[str, Any]:
         """Serve single ingest, where a rejection is an error document."""
-        return await run_sync(self._one, server, caller, body, limiter=self._threads)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._one, server, caller, body)
 
     def _many(self, server: Server, caller: Caller, body: bytes) -> dict[str, Any]:
         content = _object(body)
