@@ -31,6 +31,9 @@ Spec = dict[str, Any]
 WROTE_LABEL: Final = "launchhelm.offline.wrote"
 """Digests of the fields as we last wrote them."""
 
+WORLD_SIZE_LABEL: Final = "launchhelm.offline.world_size"
+"""Processes of the first attempt; those of later ones stand in their start events."""
+
 PARAMETERS_LABEL: Final = "launchhelm.offline.parameters_left_out"
 """Names of config entries that no document can hold."""
 
@@ -58,6 +61,7 @@ def run_spec(facts: Facts) -> Spec:
         "launchhelm.argv": extra["argv"][:MAX_LABEL],
         "launchhelm.host": manifest.host[:MAX_HOST],
         "launchhelm.git": extra["git"].lower()[:MAX_HOST],
+        WORLD_SIZE_LABEL: str(manifest.extra.get("world_size") or "")[:MAX_LABEL],
         PARAMETERS_LABEL: left_out,
         RUN_LABEL: facts.run_id,
         NAME_LABEL: _whole_name(facts.name),
