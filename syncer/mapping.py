@@ -22,6 +22,7 @@ from syncer.api.wire import (
     MAX_TEXT,
     WireError,
     coordinate,
+    frame,
     number,
     point,
     string,
@@ -134,14 +135,15 @@ def _keys(writer: WriterId, axes: tuple[str, ...]) -> _Keys:
 
 def _values(record: Record) -> list[Sample | Refused]:
     seq = record.seq
+    at = _time(record.at)
     try:
         place = _place(record, record.axes)
+        before, after = frame(at, place, seq)
     except WireError as error:
         return [
             _refused(record, name, _TYPES.get(type(value), "string"), error)
             for name, value in record.body.items()
         ]
-    at = _time(record.at)
     axes = tuple(axis for axis, _ in place)
     keys = _keys(record.writer, axes)
     known = keys.numbers
@@ -151,8 +153,10 @@ def _values(record: Record) -> list[Sample | Refused]:
         try:
             if kind is float or kind is int:
                 key = known.get(name) or keys.number(name)
-                if not -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER:
-                    value = number(value)
+                if -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER:
+                    made.append(Sample(key, seq, b"%b%a%b" % (before, value, after)))
+                    continue
+                value = number(value)
             elif kind is bool:
                 key = keys.other(name, "boolean")
             elif kind is str:

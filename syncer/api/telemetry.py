@@ -108,6 +108,19 @@ def point(
     return bind(unbound_point(observed_at, coordinates, value), sequence)
 
 
+def frame(
+    observed_at: str, coordinates: Sequence[tuple[str, str]], sequence: int
+) -> tuple[bytes, bytes]:
+    """Return what stands before and after the value in every point of one record.
+
+    Between the two, a finite number of at most 2^53 - 1 is a point as `point` returns it, written
+    as Python writes it. Raises as `point`.
+    """
+    if sequence < 0:
+        raise WireError("A sequence is never negative.", reason="negative_sequence")
+    return _head(observed_at, tuple(coordinates)), b',"sequence":"%d"}' % sequence
+
+
 def unbound_point(observed_at: str, coordinates: Sequence[tuple[str, str]], value: Any) -> bytes:
     """Return a point that has no sequence yet."""
     kind = type(value)

@@ -275,6 +275,14 @@ def test_a_point_is_the_document_that_a_dict_would_have_been(value: Any, sequenc
     assert made == wire.encode(members)
 
 
+@given(safe_floats | safe_integers, st.integers(0, 1 << 62))
+def test_a_number_in_the_frame_of_its_record_is_its_point(
+    value: int | float, sequence: int
+) -> None:
+    before, after = wire.frame(AT, STEP, sequence)
+    assert b"%b%a%b" % (before, value, after) == wire.point(AT, STEP, value, sequence)
+
+
 @pytest.mark.parametrize("value", [1e16, math.nan, 1 << 60, "\ud800", {"a": 1e300}, object()])
 def test_a_point_that_no_server_takes_is_refused(value: Any) -> None:
     refused(lambda: wire.point(AT, STEP, value, 0))
