@@ -200,6 +200,8 @@ def _refused(
 
 def _odd(value: Any) -> WireError:  # Any: whatever stood in the line.
     """Say why something is no metric value: a text in a file of its own, or newer than us."""
+    if value is None:
+        return WireError("The artifact that it names was set aside.", reason="artifact")
     size = value.get("size") if isinstance(value, dict) and "$file" in value else None
     if not isinstance(size, int):
         return WireError(f"A {type(value).__name__} is not a value of a metric.", reason="type")
