@@ -35,7 +35,9 @@ API_KEY_FILE = Setting(
     "LAUNCHHELM_API_KEY_FILE", "", "File that holds the syncer's key; read again when it changes."
 )
 CA_BUNDLE = Setting(
-    "LAUNCHHELM_CA_BUNDLE", "", "PEM file of the authorities that the syncer trusts, instead of the system's."
+    "LAUNCHHELM_CA_BUNDLE",
+    "",
+    "PEM file of the authorities that the syncer trusts, instead of the system's.",
 )
 STATE_DIR = Setting(
     "LAUNCHHELM_STATE_DIR",

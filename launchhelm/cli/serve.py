@@ -66,6 +66,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="requests per second that one key may make; default no limit",
     )
     parser.add_argument(
+        "--trust-proxy",
+        action="store_true",
+        help="only a reverse proxy reaches this server: believe its X-Forwarded-* headers",
+    )
+    parser.add_argument(
         "--organization", default="", metavar="NAME", help="init, keys create: name of it"
     )
     parser.add_argument(
@@ -142,6 +147,7 @@ def _serve(arguments: argparse.Namespace, output: Output) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     server = data.open_server(directory, limits=limits)
+    server.trust_proxy = arguments.trust_proxy
     try:
         if data.is_empty(server):
             output.say(f"{directory} is new: made the organisation {data.DEFAULT_ORGANIZATION}.")

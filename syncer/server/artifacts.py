@@ -358,4 +358,4 @@ def _path(request: Request) -> str:
 
 
 def _origin(server: Server, request: Request) -> str:
-    return signing.origin(request, trust_proxy=getattr(server, "trust_proxy", False))
+    return signing.origin(request, trust_proxy=server.trust_proxy)

@@ -100,6 +100,7 @@ class Service(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # They count where `trust_proxy` says so.
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_FINISH_S,
             )

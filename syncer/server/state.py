@@ -133,6 +133,7 @@ class Server:
         clock: Wall time for stamps, monotonic time for waits.
         data: The data directory; `artifacts` lies in it.
         secret: 32 random bytes of this data directory, for signed addresses.
+        trust_proxy: Whether only a reverse proxy can reach us, so that its X-Forwarded-* count.
     """
 
     database: Database
@@ -141,6 +142,7 @@ class Server:
     secret: bytes
     wake: Wake = field(default_factory=Wake)
     limits: Limits = field(default_factory=Limits)
+    trust_proxy: bool = False
     started_at: float = field(init=False)
 
     def __post_init__(self) -> None:
