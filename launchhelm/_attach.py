@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from syncer.service import Service, Work
     from syncer.settings import Target
 
-REACHABLE_S: Final = 60.0
-"""A server that answered within this time is waited for."""
+QUIET_S: Final = 10.0
+"""A server that has not answered for so long while it is waited for is not waited for any more."""
 
 PEERS_S: Final = 3.0
 """How long `finish` waits for the ends of the other ranks, so that the server learns of them."""
@@ -100,13 +100,10 @@ class Attached:
         if service is None:
             return ""
         hold = service.hold
-        if hold is not None and hold.until > self._clock.monotonic():
+        if hold is not None:
             return hold.why
         if self._work is not None and self._work.state in ("held", "skipped", "failed"):
             return self._work.why
-        answered_at = service.answered_at
-        if answered_at is not None and self._clock.monotonic() - answered_at > REACHABLE_S:
-            return f"{self.url} has not answered for a while"
         return ""
 
     @property
@@ -130,10 +127,11 @@ class Attached:
                 return ""
             if self.trouble:
                 return self.trouble
-            left_s = deadline - self._clock.monotonic()
-            if left_s <= 0:
+            now = self._clock.monotonic()
+            answered_at = (self._service and self._service.answered_at) or asked_at
+            if now >= deadline or now - max(asked_at, answered_at) >= QUIET_S:
                 return f"{self.url} did not confirm it in time"
-            self._wait(min(left_s, _POLL_S))
+            self._wait(min(deadline - now, _POLL_S))
 
     def finish(self, budget_s: float) -> int:
         """Send what is left, within the budget, and end; return how many records wait."""

@@ -356,7 +356,8 @@ class Service:
         if report.stopped:
             self._stopped(work, report, started)
             return
-        work.failed_s, work.why = FAILED_S, ""
+        # Nothing is wrong any more, or nothing is asked for.
+        self.hold, work.failed_s, work.why = None, FAILED_S, ""
         now = self._clock.monotonic()
         if not report.done:
             work.state = "sending"
