@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from launchhelm import _wording
 from launchhelm.cli._exit import Exit
@@ -13,10 +13,14 @@ from launchhelm.cli.sync import roots_of
 
 if TYPE_CHECKING:
     from syncer.discover import Place
+    from syncer.state import Aside
     from syncer.status import Remembered
 
 DESCRIPTION = """Say for each run how many records wait for each server, when they were last sent,
 who sends them, and what stopped that. Needs no network."""
+
+_VALUES: Final = 10
+"""Values set aside that are shown one by one; `--json` has up to 1,000."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +73,7 @@ def _document(place: Place, known: Remembered | None) -> dict[str, Any]:
         "pending": status.pending_count(place.directory, known),
         "points": 0,
         "set_aside": 0,
+        "values": [],
         "synced_at": None,
         "state": "never synced",
         "why": "",
@@ -86,10 +91,25 @@ def _document(place: Place, known: Remembered | None) -> dict[str, Any]:
         "organization": known.organization,
         "points": known.state.points,
         "set_aside": known.state.aside_count,
+        "values": [_value(aside) for aside in known.state.aside],
         "synced_at": known.state.at or None,
         "state": state,
         "why": known.verdict or known.doubt or known.state.error,
         "holder": holder.text if holder is not None else "",
+    }
+
+
+def _value(aside: Aside) -> dict[str, Any]:
+    """Describe a value that the server does not take."""
+    from syncer.naming import StreamKey
+
+    key = StreamKey.parse(aside.key)
+    return {
+        "name": key.name,
+        "writer": str(key.writer),
+        "record": aside.seq,
+        "size": aside.size,
+        "why": aside.why,
     }
 
 
@@ -111,3 +131,10 @@ def _print(rows: list[dict[str, Any]], output: Output) -> None:
     for row in rows:
         if row["why"]:
             output.line(f"{_wording.plain(row['name'])}: {_wording.plain(row['why'])}")
+        for value in row["values"][:_VALUES]:
+            said = f"{value['name']!r}, record {value['record']} of {value['writer']}"
+            why = f"{value['size']:,} bytes; {value['why']}"
+            output.line(f"{_wording.plain(row['name'])}: set aside {_wording.plain(said)}: {why}")
+        more = row["set_aside"] - _VALUES
+        if more > 0:
+            output.line(f"{_wording.plain(row['name'])}: {more:,} more values are set aside")
