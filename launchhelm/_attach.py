@@ -19,8 +19,9 @@ from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from syncer.service import Service, Work
+    from syncer.service import Service
     from syncer.settings import Target
+    from syncer.work import Work
 
 QUIET_S: Final = 10.0
 """A server that has not answered for so long while it is waited for is not waited for any more."""

@@ -6,7 +6,8 @@ from typing import Final
 
 from launchhelm import _wording
 from launchhelm._clock import SYSTEM_CLOCK, Clock
-from syncer.service import Service, Work
+from syncer.service import Service
+from syncer.work import Work
 
 PLAIN_S: Final = 10.0
 _BAR: Final = 20

@@ -10,22 +10,18 @@ One thread turns the loop. `stop` and `wake` may be called from any, and the pla
 
 from __future__ import annotations
 
-import heapq
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import ConfigError, LaunchHelmError
 from syncer import retry, status
 from syncer.api.answers import ApiError
 from syncer.discover import INTERVAL_S, Discovery, Place, data_mark, is_growing, stretched
-
-SLICE_S: Final = 1.0
-"""How long one run may send before it is another's turn."""
+from syncer.work import FAILED_S, SLICE_S, Hold, Push, Queue, Report, Work
 
 HEARTBEAT_S: Final = 15.0
 LONGEST_IDLE_S: Final = 120.0
@@ -37,8 +33,6 @@ HELD_S: Final = 5.0
 HELD_LIMIT_S: Final = 130.0
 """A pass waits so long for such a run: a syncer that died loses its lease within that time."""
 
-FAILED_S: Final = 60.0
-"""When a run that failed for a reason of its own is tried again."""
 MAX_FAILED_S: Final = 960.0
 
 UNREACHABLE_S: Final = 30.0
@@ -56,109 +50,6 @@ EVENT_GAP_S: Final = 0.5
 """File events bring a look forward, but no closer to the one before."""
 
 _log = logging.getLogger("launchhelm")
-
-
-class Report(Protocol):
-    """What one slice of a push did; see syncer/push.py."""
-
-    @property
-    def points(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def batches(self) -> int: ...
-    @property
-    def refused(self) -> int: ...
-    @property
-    def pending_hint(self) -> int: ...
-    @property
-    def done(self) -> bool: ...
-    @property
-    def stopped(self) -> str: ...
-    @property
-    def error(self) -> ApiError | None: ...
-    @property
-    def advice(self) -> retry.Advice | None: ...
-
-
-class Push(Protocol):
-    """One run on its way to one server; see syncer/push.py."""
-
-    @property
-    def place(self) -> Path | None:
-        """Where the lease is, once it was asked for."""
-        ...
-
-    @property
-    def problems(self) -> list[str]:
-        """What of the run cannot be read now."""
-        ...
-
-    def acquire(self) -> bool:
-        """Take or renew the lease; False while another syncer holds it."""
-        ...
-
-    def step(self, limit_s: float = SLICE_S) -> Report:
-        """Send for so long."""
-        ...
-
-    def heartbeat(self) -> object:
-        """Pass on which processes are alive."""
-        ...
-
-    def finish_if_ended(self) -> object:
-        """End on the server what has ended here."""
-        ...
-
-    def close(self) -> object:
-        """Let go of the lease and of everything open."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class Work:
-    """One run, and what was done with it.
-
-    Args:
-        state: waiting, sending, sent, held, skipped or failed.
-        why: For skipped, failed and held: the reason.
-        pending: Records that wait, as far as known.
-        caught_up_at: What was durable at this time of the monotonic clock is on the server.
-        is_over: It has ended, here and on the server, or is left alone; only new files of it count.
-        is_live: It may still grow.
-    """
-
-    place: Place
-    state: str = "waiting"
-    why: str = ""
-    points: int = 0
-    bytes: int = 0
-    batches: int = 0
-    refused: int = 0
-    pending: int = 0
-    push: Push | None = field(default=None, repr=False)
-    due: float = 0.0
-    grew_at: float = 0.0
-    beat_at: float = float("-inf")
-    served_at: float = float("-inf")
-    caught_up_at: float = float("-inf")
-    held_since: float | None = None
-    holder: int | None = None
-    failed_s: float = FAILED_S
-    mark: int = 0
-    served_before: bool = False
-    is_over: bool = False
-    is_live: bool = False
-
-
-@dataclass(slots=True)
-class Hold:
-    """Why nothing may be sent to this server for a while."""
-
-    until: float
-    since: float
-    why: str
-    kind: str  # busy, unreachable, key or config
 
 
 class Service:
@@ -199,8 +90,8 @@ class Service:
         self._settled = settled
         self._on_slice = on_slice
         self._clock = clock
-        self._live = _Queue()
-        self._others = _Queue()
+        self._live = Queue()
+        self._others = Queue()
         self._was_live = False
         self._look_at = float("-inf")
         self._tries = 0
@@ -521,31 +412,3 @@ class Service:
         if self._watch:
             self._put(work, self._clock.monotonic() + work.failed_s)
             work.failed_s = min(MAX_FAILED_S, work.failed_s * 2)
-
-
-class _Queue:
-    """Runs by the time at which they are due; of equal times, in the order in which they came."""
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[float, int, Work]] = []
-        self._count = 0
-
-    def put(self, work: Work) -> None:
-        """Add a run; an earlier entry of it is void from now on."""
-        self._count += 1
-        heapq.heappush(self._entries, (work.due, self._count, work))
-
-    def take(self, now: float) -> Work | None:
-        """Take the first run that is due."""
-        if self.due > now:
-            return None
-        work = heapq.heappop(self._entries)[2]
-        work.due = float("inf")
-        return work
-
-    @property
-    def due(self) -> float:
-        """When the first run is due; infinity for none."""
-        while self._entries and self._entries[0][0] != self._entries[0][2].due:
-            heapq.heappop(self._entries)
-        return self._entries[0][0] if self._entries else float("inf")

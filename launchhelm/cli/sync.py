@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -16,16 +16,16 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from launchhelm import _optional, _wording, views
-from launchhelm.cli import selection
+from launchhelm.cli import _sync_report, selection
 from launchhelm.cli._control_send import seconds_of
-from launchhelm.cli._exit import Exit, UsageError
+from launchhelm.cli._exit import UsageError
 from launchhelm.cli.output import Output
 from launchhelm.env import load_env
 from launchhelm.errors import ConfigError
 
 if TYPE_CHECKING:
     from syncer.discover import Discovery
-    from syncer.service import Service, Work
+    from syncer.service import Service
     from syncer.settings import Target
 
 DESCRIPTION = """Send runs to a LaunchHelm server: what is durable now, of finished and of running
@@ -38,14 +38,6 @@ _LET_GO_S: Final = 8.0
 """How long the batch in hand may take after a signal; it is sent again by the next syncer."""
 
 _PAINT_S: Final = 0.2
-_WATCH_LINE_S: Final = 10.0
-
-_EXITS: Final = {
-    "key": Exit.NOT_PERMITTED,
-    "unreachable": Exit.STILL_WAITING,
-    "busy": Exit.STILL_WAITING,
-    "config": Exit.USAGE,
-}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +75,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
     discovery = Discovery(roots)
     if arguments.dry_run:
-        return _dry_run(arguments, discovery, output)
+        target = None
+        with suppress(UsageError):
+            target = _target(arguments)
+        return _sync_report.dry_run(discovery, target, output)
     target = _target(arguments)
     if importlib.util.find_spec("httpx") is None:
         raise ConfigError(f"{_optional.missing('httpx')}.", remedy="Syncing needs it.")
@@ -131,7 +126,13 @@ def _sync(
         wakeup.close()
     if failed:
         raise failed[0]
-    return _conclude(service, discovery, stopped, arguments.watch, output)
+    return _sync_report.conclude(
+        service,
+        discovery,
+        output,
+        is_stopped=stopped.at is not None,
+        is_watch=arguments.watch,
+    )
 
 
 def _follow(
@@ -146,7 +147,7 @@ def _follow(
 
     terminal = output.stderr.isatty()
     progress = Progress(service, terminal=terminal)
-    shown = _Shown(output)
+    news = _sync_report.News(output)
     deadline = float("inf")
     while thread.is_alive() and time.monotonic() < deadline:
         thread.join(_PAINT_S)
@@ -154,7 +155,7 @@ def _follow(
         if line is not None:
             _repaint(output, line) if terminal else output.say(line)
         if is_watch:
-            shown.news(service)
+            news.tell(service)
         if stopped.at is not None and deadline == float("inf"):
             deadline = stopped.at + _LET_GO_S
     if terminal:
@@ -199,159 +200,6 @@ def _signals(service: Service) -> Iterator[_Stopped]:
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
-
-
-class _Shown:
-    """What a service has sent since it was last said; one line per run at most every 10 s."""
-
-    def __init__(self, output: Output) -> None:
-        self._output = output
-        self._at = time.monotonic()
-        self._points: dict[Path, int] = {}
-        self._said: dict[Path, str] = {}
-
-    def news(self, service: Service) -> None:
-        """Say which runs have moved or stopped."""
-        now = time.monotonic()
-        if now - self._at < _WATCH_LINE_S:
-            return
-        self._at = now
-        for directory, work in list(service.work.items()):
-            points = work.points - self._points.get(directory, 0)
-            state = f"{work.state} {work.why}" if work.why else ""
-            if not points and state == self._said.get(directory, ""):
-                continue
-            self._points[directory], self._said[directory] = work.points, state
-            if self._output.json:
-                self._output.document(_document(work))
-                self._output.flush()
-            else:
-                why = f"; {work.state}: {work.why}" if work.why else ""
-                name = _wording.plain(work.place.name)
-                self._output.line(_wording.plain(f"{name}: {points:,} points sent{why}"))
-                self._output.flush()
-
-
-def _conclude(
-    service: Service,
-    discovery: Discovery,
-    stopped: _Stopped,
-    is_watch: bool,
-    output: Output,
-) -> int:
-    """Print what became of each run, and choose the exit code."""
-    works = list(service.work.values())
-    unreadable = {**discovery.waiting, **discovery.problems}
-    if output.json:
-        for work in works:
-            output.document(_document(work))
-    elif works:
-        _table(works, output)
-    for work in works:
-        if work.state in ("skipped", "failed", "held"):
-            output.say(f"skipped {work.place.directory}: {_wording.plain(work.why)}")
-        if work.refused:
-            output.say(
-                f"{work.place.directory}: {work.refused:,} values were set aside, which the "
-                "server does not take; they stay in the run directory (launchhelm status)"
-            )
-    for path, why in unreadable.items():
-        output.say(f"skipped {path}: {_wording.plain(why)}")
-    hold = service.gave_up
-    if hold is not None:
-        output.say(f"launchhelm: {_wording.plain(hold.why)}")
-        output.say("  Everything stays in the run directories; the same command goes on from here.")
-        return _EXITS[hold.kind]
-    if not works and not unreadable:
-        looked = ", ".join(map(str, discovery.roots))
-        output.say(f"No runs in {looked}.")
-        return Exit.NO_SUCH_RUN
-    if stopped.at is not None:
-        return Exit.DONE if is_watch else Exit.INTERRUPTED
-    whole = all(work.state == "sent" and not work.refused for work in works)
-    return Exit.DONE if whole and not unreadable else Exit.IN_PART
-
-
-def _table(works: Sequence[Work], output: Output) -> None:
-    from syncer.progress import size_text
-
-    moved = [work for work in works if work.points or work.batches or work.state != "sent"]
-    rows = [
-        [
-            _wording.plain(work.place.name),
-            work.state,
-            f"{work.points:,}",
-            size_text(work.bytes),
-            f"{work.pending:,}" if work.pending else "",
-        ]
-        for work in moved
-    ]
-    if rows:
-        output.table(
-            ["RUN", "STATE", "POINTS", "SIZE", "PENDING"],
-            rows,
-            right=("POINTS", "SIZE", "PENDING"),
-        )
-    count, points = len(works), sum(work.points for work in works)
-    runs = "run" if count == 1 else "runs"
-    still = len(works) - len(moved)
-    more = f", {still:,} of them had nothing new" if still else ""
-    output.line(f"{count:,} {runs}{more}; {points:,} points sent")
-
-
-def _document(work: Work) -> dict[str, Any]:
-    return {
-        "id": work.place.run_id,
-        "name": work.place.name,
-        "directory": str(work.place.directory),
-        "state": work.state,
-        "why": work.why,
-        "points": work.points,
-        "bytes": work.bytes,
-        "batches": work.batches,
-        "set_aside": work.refused,
-        "pending": work.pending,
-    }
-
-
-def _dry_run(arguments: argparse.Namespace, discovery: Discovery, output: Output) -> int:
-    """Say how many records of each run a pass would look at; opens no socket, needs no key."""
-    from syncer import status
-
-    target: Target | None = None
-    with suppress(UsageError):
-        target = _target(arguments)
-    places = discovery.look()
-    rows = []
-    for place in places:
-        known = None
-        if target is not None:
-            url, organization = target.url, target.organization
-            known = status.of_server(place.directory, place.run_id, url, organization)
-        count = status.pending_count(place.directory, known)
-        why = known.verdict if known else ""
-        document = {
-            "id": place.run_id,
-            "name": place.name,
-            "directory": str(place.directory),
-            "state": "skipped" if why else "pending" if count else "sent",
-            "why": why,
-            "pending": count,
-        }
-        if output.json:
-            output.document(document)
-        rows.append([_wording.plain(place.name), str(document["state"]), f"{count:,}", why])
-    if rows and not output.json:
-        output.table(["RUN", "STATE", "RECORDS", "WHY"], rows, right=("RECORDS",))
-    for path, reason in discovery.waiting.items():
-        output.say(f"cannot be read: {path}: {_wording.plain(reason)}")
-    if not rows and not discovery.waiting:
-        output.say(f"No runs in {', '.join(map(str, discovery.roots))}.")
-        return Exit.NO_SUCH_RUN
-    return Exit.IN_PART if discovery.waiting else Exit.DONE
-
-
-# --- arguments ------------------------------------------------------------------------------------
 
 
 def _target(arguments: argparse.Namespace) -> Target:

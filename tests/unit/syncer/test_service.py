@@ -12,7 +12,8 @@ from syncer import retry
 from syncer.api.answers import ApiError
 from syncer.discover import Discovery, Place
 from syncer.lease import Lease
-from syncer.service import HEARTBEAT_S, HELD_LIMIT_S, MAX_OPEN, UNREACHABLE_S, Service, Work
+from syncer.service import HEARTBEAT_S, HELD_LIMIT_S, MAX_OPEN, UNREACHABLE_S, Service
+from syncer.work import Work
 from tests.support.cli_runs import MadeRun
 from tests.support.runs import TurnedClock
 
