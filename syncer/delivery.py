@@ -22,6 +22,7 @@ from syncer.idmap import IdMap
 from syncer.inflight import MIN_REQUEST_BYTES, Batch, Outbox, Ready
 from syncer.intake import Intake
 from syncer.lease import Lease
+from syncer.mapping import Refused
 from syncer.naming import StreamKey
 from syncer.readback import survey
 from syncer.sessions import Sessions
@@ -92,6 +93,12 @@ class Delivery:
         key, why = next(iter(self.intake.held.items()))
         others = f" and {len(self.intake.held) - 1} more" if len(self.intake.held) > 1 else ""
         return f"{key.name!r} of rank {key.writer.rank}{others} is not sent: {why}."
+
+    @property
+    def problems(self) -> list[str]:
+        """What of the run cannot be read, or sent, now, one sentence each."""
+        stuck = self.artifacts.stopped
+        return [*self.intake.problems, *([f"an artifact is not sent: {stuck}"] if stuck else [])]
 
     # --- what to send -----------------------------------------------------------------------------
 
@@ -245,11 +252,16 @@ class Delivery:
         self.journal.later(
             {
                 "streams": [[text, "", ""] for text in list(number)[len(state.streams) :]],
-                "cover": [[place, it.seq, it.seq] for place, it in places],
+                "cover": [[place, self._start(it), it.seq] for place, it in places],
                 "aside": [[place, it.seq, it.size, it.why] for place, it in places],
             }
         )
         self.tally.refused += len(refused)
+
+    def _start(self, refused: Refused) -> int:
+        """From where on a stream is dealt with up to a value that is set aside."""
+        is_alone = self.intake.is_whole and not self.outbox.has(refused.key)
+        return 0 if is_alone else refused.seq
 
     # --- a request --------------------------------------------------------------------------------
 
@@ -376,6 +388,8 @@ class Delivery:
 
     def send_artifacts(self, limit_s: float) -> None:
         """Send some of what artifacts wait."""
+        if self._fence is None:
+            self.enter()  # What is remembered of artifacts belongs to one run of the server.
         for aside in self.artifacts.step(limit_s):
             self.tally.refused += 1
             self.journal.write({"lost_artifacts": [[aside.id, aside.size, aside.why]]})

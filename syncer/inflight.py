@@ -112,6 +112,10 @@ class Outbox:
         self._queues.clear()
         self.points = 0
 
+    def has(self, key: StreamKey) -> bool:
+        """Whether something waits for one stream."""
+        return bool(self._queues.get(key.writer, {}).get(key))
+
     def drop(self, key: StreamKey) -> None:
         """Let go of everything that waits for one stream."""
         queue = self._queues.get(key.writer, {}).pop(key, ())
@@ -244,7 +248,9 @@ def records_between(
     reader = Reader(run_directory, cursor_at(run_directory, {writer: first}), ranks=[writer.rank])
     while records := reader.poll(limit=_LIMIT):
         for record in records:
-            if record.writer != writer or record.seq > last:
+            if record.writer != writer:
+                continue  # It began only just now.
+            if record.seq > last:
                 return
             yield record
 

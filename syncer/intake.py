@@ -120,7 +120,13 @@ class Intake:
     @property
     def cursor(self) -> str | None:
         """The text of the cursor, when all before it is in the outbox or dealt with."""
-        return None if self.held or self._deferred else self._reader.cursor.text()
+        waits = self.held or self._deferred or self._artifacts.pending
+        return None if waits else self._reader.cursor.text()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of the run is left out."""
+        return self._restriction.is_whole
 
     @property
     def problems(self) -> list[str]:

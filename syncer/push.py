@@ -35,6 +35,7 @@ from typing import Any, Final  # Any: changes of the state.
 from launchhelm import _settings
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import LaunchHelmError
+from launchhelm.store.layout import parse_writer
 from launchhelm.store.manifest import load_manifest
 from launchhelm.views import Observer, RunView
 from syncer import retry
@@ -151,8 +152,8 @@ class RunPush:
 
     @property
     def problems(self) -> list[str]:
-        """What of the run cannot be read now, one sentence each."""
-        return self._delivery.intake.problems if self._delivery is not None else []
+        """What of the run cannot be read, or sent, now, one sentence each."""
+        return self._delivery.problems if self._delivery is not None else []
 
     # --- the lease --------------------------------------------------------------------------------
 
@@ -301,7 +302,9 @@ class RunPush:
             if delivery.ready:
                 delivery.send()
             elif is_at_end and not self._send_artifacts(delivery, deadline):
-                self._is_done = not delivery.artifacts.pending
+                # An artifact that finds no way is a problem, and no reason to go round and round.
+                artifacts = delivery.artifacts
+                self._is_done = not artifacts.pending or bool(artifacts.stopped)
                 break
             if self._clock.monotonic() >= deadline:
                 break
@@ -401,7 +404,7 @@ class RunPush:
                 "run": state.run,
                 "points": state.points,
                 "refused": state.aside_count,
-                "done": self._is_done,
+                "done": self._is_done and not delivery.problems,
                 "closed": state.is_closed,
                 "problem": state.error,
                 "at": self._clock.wall(),
@@ -460,7 +463,7 @@ class RunPush:
         if delivery.state.is_closed:
             return True
         all_sent = self._is_done and self._restriction.is_whole and not delivery.intake.held
-        if not all_sent or delivery.intake.problems or not delivery.facts.is_complete:
+        if not all_sent or delivery.problems or not delivery.facts.is_complete:
             return False
         try:
             return self._finish(delivery)
@@ -477,8 +480,10 @@ class RunPush:
                 delivery.facts.note_ended(row.writer)
         if not view.state.is_closed or delivery.facts.state != "closed":
             return False
-        for writer in delivery.sessions.writers:
-            delivery.sessions.end(writer)
+        for writer, epoch in delivery.state.epochs.items():
+            known = parse_writer(writer)
+            if known is not None:
+                delivery.sessions.end(known, epoch=epoch)
         if not delivery.lease.still_mine(delivery.journal.name):
             return False
         self._update_run(delivery)

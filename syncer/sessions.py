@@ -110,9 +110,16 @@ class Sessions:
             elif self._is_due(speaker, now):
                 self._beat(row, speaker, now)
 
-    def end(self, writer: WriterId) -> None:
-        """End the session of a process that has ended, if we hold one."""
+    def end(self, writer: WriterId, *, epoch: str = "") -> None:
+        """End the session of a process that has ended, if we hold one.
+
+        Args:
+            writer: The process.
+            epoch: Of a session that an earlier process of ours may have left open.
+        """
         speaker = self._of(writer)
+        if speaker.session is None and epoch:
+            speaker.session = {"epoch": epoch}
         if speaker.session is None or speaker.is_over:
             return
         try:

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from syncer import inflight
 from syncer.api.client import Client
 from tests.support.pushing import (
     WrittenRun,
@@ -222,3 +224,73 @@ def test_a_run_that_cannot_be_written_is_sent_all_the_same(
         assert [it.name for it in home.iterdir()] == [run.run_id]
         assert not os.listdir(run.directory / "sync")
         assert_same(run.points(), server_points(client, run.run_id))
+
+
+def left_on_the_way(run: WrittenRun, server: V1Server, *, arrives: bool) -> None:
+    """Push until the first request, whose answer is lost."""
+
+    class Cut(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            is_it = request.url.path.endswith("/telemetry/batches")
+            if is_it and not arrives:
+                raise httpx.ConnectError("cut")
+            response = super().handle_request(request)
+            if is_it:
+                response.close()
+                raise httpx.ReadError("cut")
+            return response
+
+    with (
+        Client(server.url, server.organization, server.key, transport=Cut()) as client,
+        pushing(run.directory, client) as push,
+    ):
+        assert push_all(push)[-1].stopped
+        assert push.state is not None and push.state.flights
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_records_that_were_on_their_way_and_cannot_be_read_are_never_guessed(
+    tmp_path: Path, server: V1Server, client: Client, arrives: bool
+) -> None:
+    run = WrittenRun(tmp_path)
+    run.log(range(100), "loss")
+    expected = run.points()
+    left_on_the_way(run, server, arrives=arrives)
+    (journal,) = (run.directory / "data").iterdir()
+    journal.rename(tmp_path / journal.name)
+    run.attempt()
+    run.log(range(10), "loss")
+    expected += run.points()
+    with pushing(run.directory, client) as push:
+        report = push_all(push)[-1]
+    if arrives:
+        assert report.done
+        assert_same(expected, server_points(client, run.run_id))
+    else:
+        assert "cannot be read any more" in report.stopped
+        assert_same(run.points(), server_points(client, run.run_id))
+    (tmp_path / journal.name).rename(journal)
+    with pushing(run.directory, client) as push:
+        assert push_all(push)[-1].done
+    assert_same(run.points(), server_points(client, run.run_id))
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_bytes_that_would_come_out_otherwise_are_settled_by_what_the_server_has(
+    tmp_path: Path, server: V1Server, client: Client, arrives: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = WrittenRun(tmp_path)
+    run.log(range(100), "loss", "lr")
+    left_on_the_way(run, server, arrives=arrives)
+    really = inflight.remake
+
+    def other(*arguments: Any) -> Any:
+        ready, failed = really(*arguments)
+        return [], [*failed, *((it.flight, it.flight.count) for it in ready)]
+
+    monkeypatch.setattr(inflight, "remake", other)
+    with pushing(run.directory, client) as push:
+        reports = push_all(push)
+    assert reports[-1].done
+    assert sum(report.points for report in reports) == (0 if arrives else 201)
+    assert_same(run.points(), server_points(client, run.run_id))
