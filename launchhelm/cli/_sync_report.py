@@ -49,7 +49,7 @@ class News:
                 continue
             self._points[directory], self._said[directory] = work.points, state
             if self._output.json:
-                self._output.document(_document(work))
+                self._output.document(document(work))
                 self._output.flush()
             else:
                 why = f"; {work.state}: {work.why}" if work.why else ""
@@ -71,7 +71,7 @@ def conclude(
     unreadable = {**discovery.waiting, **discovery.problems}
     if output.json:
         for work in works:
-            output.document(_document(work))
+            output.document(document(work))
     elif works:
         _table(works, output)
     for work in works:
@@ -126,7 +126,8 @@ def _table(works: Sequence[Work], output: Output) -> None:
     output.line(f"{count:,} {runs}{more}; {points:,} points sent")
 
 
-def _document(work: Work) -> dict[str, Any]:
+def document(work: Work) -> dict[str, Any]:
+    """Return what --json prints of a run."""
     return {
         "id": work.place.run_id,
         "name": work.place.name,
@@ -154,7 +155,7 @@ def dry_run(discovery: Discovery, target: Target | None, output: Output) -> int:
             known = status.of_server(place.directory, place.run_id, url, organization)
         count = status.pending_count(place.directory, known)
         why = known.verdict if known else ""
-        document = {
+        said = {
             "id": place.run_id,
             "name": place.name,
             "directory": str(place.directory),
@@ -163,8 +164,8 @@ def dry_run(discovery: Discovery, target: Target | None, output: Output) -> int:
             "pending": count,
         }
         if output.json:
-            output.document(document)
-        rows.append([_wording.plain(place.name), str(document["state"]), f"{count:,}", why])
+            output.document(said)
+        rows.append([_wording.plain(place.name), str(said["state"]), f"{count:,}", why])
     if rows and not output.json:
         output.table(["RUN", "STATE", "RECORDS", "WHY"], rows, right=("RECORDS",))
     for path, reason in discovery.waiting.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from launchhelm.cli import Exit
+from launchhelm.cli import Exit, _sync_report
 from syncer import connection, service
+from syncer.discover import Place
+from syncer.work import Work
 from tests.support.cli_runs import MadeRun
 from tests.unit.cli.conftest import Cli
 
@@ -143,3 +146,17 @@ def test_the_module_is_the_verb_that_watches() -> None:
         timeout=60,
     )
     assert done.returncode == 0 and "--retry-skipped" in done.stdout
+
+
+def test_json_documents_have_the_documented_fields(cli: Cli, root: Path) -> None:
+    MadeRun(root).train()
+    page = (ROOT / "docs" / "cli.md").read_text("utf-8")
+
+    def fields(heading: str) -> set[str]:
+        text = page.partition(f"\n### {heading}\n")[2].partition("\n### ")[0]
+        return set(re.findall(r"^\| `(\w+)` \|", text, re.M))
+
+    work = Work(Place(root, "id", "name", "project"))
+    assert set(_sync_report.document(work)) == fields("A synced run (`sync`)")
+    assert set(cli("sync", "--dry-run", "--json").document) < fields("A synced run (`sync`)")
+    assert set(cli("status", "--json").document) == fields("A run on a server (`status`)")
