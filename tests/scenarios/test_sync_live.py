@@ -118,7 +118,7 @@ def closes(asked: Asked) -> bool:
         return False
     body = asked.json
     is_closed: bool = body.get("spec", {}).get("state") == "closed"
-    return is_closed or "close_run" in body and body["close_run"] != "never"
+    return is_closed or ("close_run" in body and body["close_run"] != "never")
 
 
 def test_one_directory_is_one_run_from_any_path_and_with_its_memory_lost(
@@ -251,13 +251,5 @@ def listing(root: Path, *, but: str = "") -> list[str]:
 
 def status(sync: SyncCommand, root: Path) -> dict[str, object]:
     """Return what `launchhelm status` says of the one run."""
-    done = subprocess.run(
-        [sys.executable, "-m", "launchhelm", "status", "--json", str(root)],
-        env=sync._environment(),
-        cwd=sync.path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    document: dict[str, object] = json.loads(done.stdout)
+    document: dict[str, object] = json.loads(sync.once(root, verb="status").out)
     return document

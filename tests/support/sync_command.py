@@ -74,14 +74,16 @@ class SyncCommand:
     environment: dict[str, str] = field(default_factory=dict)
     change: str = ""
 
-    def once(self, *words: object, change: str = "", **options: Any) -> Synced:
-        """Make one pass and return how it ended.
+    def once(
+        self, *words: object, verb: str = "sync", change: str = "", **options: Any
+    ) -> Synced:
+        """Make one pass, or let another verb do its work, and return how it ended.
 
         Args:
             options: Of `subprocess.run`; the user, for example.
         """
         done = subprocess.run(
-            self._words(words, change),
+            self._words([verb, "--json", *words], change),
             cwd=self.path,
             env=self._environment(),
             stdin=subprocess.DEVNULL,
@@ -96,7 +98,7 @@ class SyncCommand:
     def start(self, *words: object, change: str = "") -> subprocess.Popen[str]:
         """Start a pass and do not wait for it."""
         return subprocess.Popen(
-            self._words(words, change),
+            self._words(["sync", "--json", *words], change),
             cwd=self.path,
             env=self._environment(),
             stdin=subprocess.DEVNULL,
@@ -116,8 +118,8 @@ class SyncCommand:
                 process.kill()
             process.communicate()
 
-    def _words(self, words: tuple[object, ...], change: str) -> list[str]:
-        given = ["sync", "--json", *map(str, words)]
+    def _words(self, words: list[object], change: str) -> list[str]:
+        given = list(map(str, words))
         change = self.change + change
         if not change:
             return [sys.executable, "-m", "launchhelm", *given]
