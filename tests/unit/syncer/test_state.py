@@ -28,7 +28,7 @@ FLIGHT = Flight(0, 10, 19, 0, 10, "3", "b-1", "d1")
 
 
 def opened(directory: Path, epoch: int, **identity: str) -> Journal:
-    given = {"run_id": "r", "origin": "http://here", "org": "o", **identity}
+    given = {"run_id": "r", "origin": "http://127.0.0.1:1", "org": "o", **identity}
     return open_journal(directory, epoch, **given)
 
 
@@ -125,7 +125,7 @@ def test_a_copy_is_known_as_one(tmp_path: Path) -> None:
     assert opened(tmp_path / "moved", 2).doubt == ""
 
 
-@pytest.mark.parametrize("other", [{"run_id": "q"}, {"origin": "http://there"}, {"org": "p"}])
+@pytest.mark.parametrize("other", [{"run_id": "q"}, {"origin": "http://127.0.0.1:2"}, {"org": "p"}])
 def test_a_state_of_another_run_or_server_is_not_ours(
     tmp_path: Path, other: dict[str, str]
 ) -> None:
@@ -181,10 +181,10 @@ def test_the_state_is_in_the_run_or_where_the_user_can_write(
 ) -> None:
     run, root = tmp_path / "run", tmp_path / "home"
     run.mkdir()
-    name = server_hex("http://here", "o")
+    name = server_hex("http://127.0.0.1:1", "o")
 
     def place() -> Path:
-        return find_place(run, "r", "http://here", "o", state_root=root)
+        return find_place(run, "r", "http://127.0.0.1:1", "o", state_root=root)
 
     assert place() == run / "sync" / name
     really = os.open
