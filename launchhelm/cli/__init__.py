@@ -28,6 +28,7 @@ VERBS: Final[Mapping[str, str]] = {
     "control": "change a running training, see what may be changed and what became of it",
     "sync": "send runs to a server, once or for good",
     "status": "what of which run is on which server, without a network",
+    "clean": "remove old runs of which nothing would be lost",
     "serve": "a small server of your own, its keys and its backup",
 }
 """Name and one line of help; the module of the same name is imported when it is called."""
