@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +28,48 @@ from tests.support.pushing import (
 )
 from tests.support.reading import as_nobody
 from tests.support.runs import until
+from tests.support.scripted_server import ScriptedServer
 from tests.support.v1_server import V1Server, v1_process
 
 METRICS = tuple(f"m{number}" for number in range(8))
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[V1Server]:
+def real(tmp_path: Path) -> Iterator[V1Server]:
     with v1_process(tmp_path / "srv") as server:
         yield server
+
+
+@pytest.fixture
+def far(real: V1Server) -> Iterator[ScriptedServer]:
+    with ScriptedServer(real.url) as far:
+        yield far
+        assert_no_point_goes_under_two_ids(far)
+
+
+@pytest.fixture
+def server(real: V1Server, far: ScriptedServer) -> V1Server:
+    """The real server behind a listener that keeps every request."""
+    return replace(real, url=far.url)
 
 
 @pytest.fixture
 def client(server: V1Server) -> Iterator[Client]:
     with server.client() as client:
         yield client
+
+
+def assert_no_point_goes_under_two_ids(far: ScriptedServer) -> None:
+    """Check that a server which knows batches by their ids alone would have each point once."""
+    carried: dict[tuple[str, int], str] = {}
+    contents: dict[str, Any] = {}
+    for asked in far.telemetry:
+        for batch in asked.json["batches"]:
+            name = batch["batch_id"]
+            assert contents.setdefault(name, batch) == batch, "one id, two contents"
+            for point in batch["points"]:
+                place = batch["stream_id"], int(point["sequence"])
+                assert carried.setdefault(place, name) == name, f"{place} is in two batches"
 
 
 def lines(log: Path) -> list[str]:
