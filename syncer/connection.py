@@ -11,6 +11,7 @@ from syncer import status
 from syncer.api.client import Client
 from syncer.discover import Place
 from syncer.push import RunPush
+from syncer.runindex import RunIndex
 from syncer.settings import Target
 
 TIMEOUT_S: Final = 30.0
@@ -44,6 +45,7 @@ class Connection:
         self._retry_skipped = retry_skipped
         self._clock = clock
         self._client: Client | None = None
+        self._runs: RunIndex | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +87,7 @@ class Connection:
         except BaseException:
             client.close()
             raise
-        self._client = client
+        self._client, self._runs = client, RunIndex(client)
 
     def open_push(self, place: Place) -> RunPush:
         """Make the push of one run."""
@@ -94,6 +96,7 @@ class Connection:
             place.directory,
             self._client,
             project=self._target.project,
+            runs=self._runs,
             only=self._only,
             since=self._since,
             retry_skipped=self._retry_skipped,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from typing import Any, Final  # Any: the JSON of documents.
 
 from launchhelm._ids import project_id_for
@@ -25,12 +24,12 @@ from syncer.documents import participant_spec, project_spec, run_spec, stream_sp
 from syncer.facts import Facts
 from syncer.naming import (
     PROJECT_LABEL,
-    RUN_LABEL,
     STREAM_LABEL,
     WRITER_LABEL,
     StreamKey,
     shortened,
 )
+from syncer.runindex import RunIndex, instant, labels_of
 
 Document = dict[str, Any]
 
@@ -47,6 +46,7 @@ class IdMap:
         client: The server and organisation.
         project: Id or name; "" means the project that the run names itself.
         facts: What the run says.
+        runs: What is known of the server's runs, shared by the runs of a connection.
         create_project: Whether a project of that name is made when there is none.
 
     Attributes:
@@ -55,11 +55,18 @@ class IdMap:
     """
 
     def __init__(
-        self, client: Client, project: str, facts: Facts, *, create_project: bool = True
+        self,
+        client: Client,
+        project: str,
+        facts: Facts,
+        *,
+        runs: RunIndex | None = None,
+        create_project: bool = True,
     ) -> None:
         self.participants: dict[WriterId, str] = {}
         self.known_streams: dict[StreamKey, tuple[str, str]] = {}
         self._client = client
+        self._runs = runs or RunIndex(client)
         self._project = project or _project_of(facts)
         self._facts = facts
         self._may_create_project = create_project
@@ -134,7 +141,7 @@ class IdMap:
                 kept="Nothing was changed, neither here nor there.",
                 remedy="Create it there, or give the id of another one with LAUNCHHELM_PROJECT.",
             )
-        if len(found) > 1 and not all(PROJECT_LABEL in _labels(document) for document in found):
+        if len(found) > 1 and not all(PROJECT_LABEL in labels_of(document) for document in found):
             ids = ", ".join(str(document["id"]) for document in found[:5])
             raise Conflict(
                 f"{len(found)} projects on the server are called {self._project!r}: {ids}.",
@@ -165,16 +172,13 @@ class IdMap:
     def run(self) -> str:
         """Return the id of the run's document."""
         if not self._run_id:
-            scope = self._client.scope(self.project_id())
-            label = {"kind": "run", "label": RUN_LABEL, "project_id": self.project_id()}
-            mine = self._list(**label).get(self._facts.run_id)
-            if mine is None:
-                with self._creating("run"):
-                    made = self._client.create_document("run", scope, run_spec(self._facts))
-                # Another syncer may have made one as well: look once more, and agree.
-                self._listed.discard("run")
-                mine = self._list(**label).get(self._facts.run_id, made)
-            self._run_id = str(mine["id"])
+            project = self.project_id()
+            mine = self._runs.find(project, self._facts.run_id)
+            if not mine:
+                scope = self._client.scope(project)
+                made = self._client.create_document("run", scope, run_spec(self._facts))
+                mine = self._runs.agreed(project, self._facts.run_id, made)
+            self._run_id = mine
         return self._run_id
 
     def update_run(self) -> bool:
@@ -261,7 +265,7 @@ class IdMap:
         if kind not in self._listed:
             matches: dict[str, list[Document]] = {}
             for document in self._client.list_documents(kind, **scope):
-                text = _labels(document).get(label)
+                text = labels_of(document).get(label)
                 if text:
                     matches.setdefault(str(text), []).append(document)
             self._found[kind] = {text: _oldest(those) for text, those in matches.items()}
@@ -320,20 +324,8 @@ def _portions(documents: Sequence[Document]) -> Iterator[int]:
         yield len(documents)
 
 
-def _labels(document: Document) -> Mapping[str, Any]:
-    labels = document["spec"].get("labels")
-    return labels if isinstance(labels, Mapping) else {}
-
-
 def _oldest(documents: Sequence[Document]) -> Document:
-    return min(documents, key=lambda document: (_instant(document), str(document["id"])))
-
-
-def _instant(document: Document) -> float:
-    try:
-        return datetime.fromisoformat(str(document.get("created_at", ""))).timestamp()
-    except ValueError:
-        return float("inf")
+    return min(documents, key=lambda document: (instant(document), str(document["id"])))
 
 
 def _is_uuid(text: str) -> bool:

@@ -49,6 +49,7 @@ from syncer.idmap import IdMap
 from syncer.inflight import Outbox
 from syncer.intake import Intake, Restriction
 from syncer.lease import LEASE_S, Lease
+from syncer.runindex import RunIndex
 from syncer.sessions import Sessions
 from syncer.state import Journal, State, find_place, open_journal, server_hex, write_acked
 
@@ -95,6 +96,7 @@ class RunPush:
         run_directory: The run.
         client: The server and organisation.
         project: Id or name of the project there; "" means the run's own.
+        runs: What is known of the server's runs, shared by all that use the client.
         only: Parts to send, of `intake.PARTS`; empty means all.
         since: Leave out what was recorded before, by the clock of its writer.
         clock: Whose monotonic time decides.
@@ -111,6 +113,7 @@ class RunPush:
         client: Client,
         *,
         project: str = "",
+        runs: RunIndex | None = None,
         only: Collection[str] = frozenset(),
         since: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -123,6 +126,7 @@ class RunPush:
         self.place: Path | None = None
         self._client = client
         self._project = project
+        self._runs = runs
         self._restriction = Restriction(frozenset(only), since)
         self._clock = clock
         self._progress = progress
@@ -219,7 +223,7 @@ class RunPush:
         self._forgive(journal)
         state = journal.state
         facts = Facts.read(self.directory, manifest, clock=clock)
-        ids = IdMap(client, self._project, facts)
+        ids = IdMap(client, self._project, facts, runs=self._runs)
         if state.run:
             ids.seed(project_id=state.project, run_id=state.run)
         artifacts = Artifacts(

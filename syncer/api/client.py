@@ -118,6 +118,20 @@ class Client:
         for item in self._pages(self._path(routes.DOCUMENTS), filters, token):
             yield _document(item)
 
+    def document_pages(
+        self, kind: str, project_id: str = "", *, cursor: str | None = None
+    ) -> Iterator[tuple[str, list[Json]]]:
+        """Yield pages of documents, each after the cursor that asks for it again.
+
+        Args:
+            kind: Of the documents.
+            project_id: Where they live; "" means everywhere.
+            cursor: Go on there, in small pages. None lists all.
+        """
+        filters = {"kind": kind, "project_id": project_id, "run_id": ""}
+        for at, items in self._sheets(self._path(routes.DOCUMENTS), filters, cursor=cursor):
+            yield at, [_document(item) for item in items]
+
     def create_document(
         self, kind: str, scope: Mapping[str, str], spec: Json, *, token: str | None = None
     ) -> Json:
@@ -449,16 +463,28 @@ class Client:
         )
 
     def _pages(self, path: str, filters: Mapping[str, str], token: str | None) -> Iterator[Json]:
+        """Yield the items of a list."""
+        for _, items in self._sheets(path, filters, token=token):
+            yield from items
+
+    def _sheets(
+        self,
+        path: str,
+        filters: Mapping[str, str],
+        *,
+        cursor: str | None = None,
+        token: str | None = None,
+    ) -> Iterator[tuple[str, list[Json]]]:
         """Follow the cursors of a list. Larger pages are tried first, since they are fewer."""
-        cursor = ""
-        seen = {cursor}
+        list_page = self._list if cursor is None else self._small
+        cursor = cursor or ""
+        seen = {"", cursor}
         for _ in range(MAX_PAGES):
-            page = self._list(path, {**filters, "cursor": cursor}, token)
+            page = list_page(path, {**filters, "cursor": cursor}, token)
             items = page.get("items") or []
             if not isinstance(items, list):
                 raise _invalid("A page holds no list.")
-            for item in items:
-                yield _object(item)
+            yield cursor, [_object(item) for item in items]
             cursor = page.get("next_cursor") or ""
             if not isinstance(cursor, str):
                 raise _invalid("A cursor is not text.")
@@ -473,9 +499,12 @@ class Client:
             except ApiError as error:
                 if error.status not in (400, 422):
                     raise
-        answer = self._get(path, {**params, "limit": str(PAGE)}, token)
+        answer = self._small(path, params, token)
         self._page = PAGE  # Only now is it known that the size of the page was at fault.
         return answer
+
+    def _small(self, path: str, params: Mapping[str, str], token: str | None) -> Json:
+        return self._get(path, {**params, "limit": str(PAGE)}, token)
 
 
 def _object(answer: Any) -> Json:
