@@ -14,7 +14,7 @@ from tests.support.chaos import EVERYTHING, Chaos
 from tests.support.sync_storm import Storm, storming
 from tests.support.v1_server import V1Server, v1_process
 
-ROUNDS = 6
+ROUNDS = 4
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_syncers_that_keep_their_memory_need_a_server_only_to_know_batches(
     with Chaos(server.url, seed=1, rate=0.3, budget=60) as chaos:
         counts = storming(Storm(tmp_path, server, chaos, seed=1, deletes=False), ROUNDS)
     print(counts)
-    assert counts["killed"] >= ROUNDS // 2
+    assert counts["killed"] >= 2
     assert counts["faults"] >= ROUNDS
     assert counts["taken under two ids"] == 0
 
@@ -45,5 +45,5 @@ def test_syncers_whose_memory_is_deleted_or_replaced_leave_every_point_once(
     with Chaos(server.url, seed=2, rate=0.3, budget=60, faults=EVERYTHING) as chaos:
         counts = storming(Storm(tmp_path, server, chaos, seed=2, deletes=True), ROUNDS)
     print(counts)
-    assert counts["killed"] >= ROUNDS // 2
+    assert counts["killed"] >= 2
     assert counts["memory lost"] >= 1

@@ -29,18 +29,28 @@ from tests.support.v1_server import V1Server
 
 ROOT = Path(__file__).resolve().parents[2]
 LEASE_S = 1.0
+REQUEST_BYTES = 16_000
+LONGEST_WORK_S = 4.0
 FINISH_S = 60.0
 
 SYNCER = f"""
 import sys
-from syncer import retry, service
+from syncer import inflight, retry, service
 from syncer.push import RunPush
 
-# Waits are shorter than in life, and nothing else is different.
+
+def default(function, old, new):
+    function.__defaults__ = tuple(new if it == old else it for it in function.__defaults__)
+
+
+# Waits are shorter and requests smaller than in life, so that much happens; else all is the same.
 RunPush.__init__.__kwdefaults__["lease_s"] = {LEASE_S}
 retry._FIRST_BACKOFF_S, retry.KEY_PAUSE_S = 0.02, 0.1
 service.HELD_S, service.HELD_LIMIT_S = 0.1, 15.0
 service.UNREACHABLE_S = service.BUSY_S = 5.0
+default(service.Work.__init__, service.FAILED_S, 0.2)
+service.INTERVAL_S, service.FAILED_S = 0.1, 0.2
+default(inflight.Outbox.__init__, inflight.Outbox().max_bytes, {REQUEST_BYTES})
 
 from launchhelm.cli import main
 
@@ -159,6 +169,7 @@ class Storm:
         self.chaos = chaos
         self.counts: Counter[str] = Counter()
         self._random = random.Random(seed)
+        self._noise = random.Random(seed)  # Of what is asked for an uncertain number of times.
         self._path = path
         self._deletes = deletes
         self._copy = path / "old-memory"
@@ -189,13 +200,21 @@ class Storm:
         if len(working) > 1:
             self.counts["competing"] += 1
         for syncer in working:
-            # A random moment of its work, by what it has asked for, not by the clock.
-            self.chaos.wait_for(self.chaos.requests + choose.randint(0, 60), 2.0)
-            if self._deletes and choose.random() < 0.1:
+            self._work(syncer, choose.randint(0, 40))
+            if choose.random() < 0.15 and self._deletes:
                 self._delete("deleted at work")
             self._kill(syncer)
-        if self._deletes and choose.random() < 0.25:
+        if choose.random() < 0.5 and self._deletes:
             choose.choice((self._delete_all, self._go_back, self._keep_copy))()
+
+    def _work(self, syncer: subprocess.Popen[bytes], requests: int) -> None:
+        """Wait for a random moment of a syncer's work: by what was asked for, not by the clock."""
+        wanted = self.chaos.requests + requests
+        deadline = time.monotonic() + LONGEST_WORK_S
+        while syncer.poll() is None and time.monotonic() < deadline:
+            if self.chaos.wait_for(wanted, 0.5):
+                return
+            self.job.write(self._noise.randint(1, 10))
 
     def calm(self) -> None:
         """Let the job end and one syncer finish undisturbed."""
@@ -271,9 +290,11 @@ class Storm:
             shutil.copytree(self.job.directory / "sync", self._copy)
 
     def _go_back(self) -> None:
-        if self._copy.exists():
-            self._delete("older memory")
-            shutil.copytree(self._copy, self.job.directory / "sync", dirs_exist_ok=True)
+        if not self._copy.exists():
+            self._keep_copy()
+            return
+        self._delete("older memory")
+        shutil.copytree(self._copy, self.job.directory / "sync", dirs_exist_ok=True)
 
     # --- what should be, and what is --------------------------------------------------------------
 
