@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final  # Any: changes of the state, JSON of answers.
 
 from launchhelm._clock import Clock
+from launchhelm.store.manifest import node_of
 from syncer import inflight
 from syncer.api import wire
 from syncer.api.answers import ApiError
@@ -132,7 +133,7 @@ class Delivery:
         if self.state.run != run:
             self.journal.write({"run": run, "project": self.ids.project_id()})
             self.artifacts.known.clear()
-        fence = Fence(self.client, self.journal, run)
+        fence = Fence(self.client, self.journal, run, node_of(self.directory))
         if fence.holds() and not self.journal.doubt:
             self._recall()
         else:

@@ -144,7 +144,7 @@ class Discovery:
         folders, odd_files = [], []
         with os.scandir(path) as entries:
             for entry in entries:
-                if entry.name == layout.MANIFEST:
+                if entry.name in (layout.MANIFEST, layout.NODES):
                     self._folders.pop(path, None)
                     return None
                 if entry.name.startswith(".") or entry.is_symlink():

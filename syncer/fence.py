@@ -16,6 +16,7 @@ from syncer.api.client import Client
 from syncer.state import Journal
 
 TOKEN_LABEL: Final = "launchhelm.offline.syncer"
+"""Followed by the name of the host where its storage is not shared: each part has its own."""
 
 _TRIES: Final = 5
 
@@ -27,6 +28,7 @@ class Fence:
     client: Client
     journal: Journal
     run_id: str
+    node: str = ""
     _document: dict[str, Any] = field(default_factory=dict)
 
     def holds(self) -> bool:
@@ -46,7 +48,7 @@ class Fence:
         self.journal.write({"next": token})
         for _ in range(_TRIES):
             spec = self._document["spec"]
-            labels = {**(spec.get("labels") or {}), TOKEN_LABEL: token}
+            labels = {**(spec.get("labels") or {}), self._label: token}
             try:
                 self.client.update_document(
                     self.run_id, self._document["revision"], {**spec, "labels": labels}
@@ -67,4 +69,8 @@ class Fence:
     @property
     def _token(self) -> str:
         labels = self._document["spec"].get("labels") or {}
-        return str(labels.get(TOKEN_LABEL, ""))
+        return str(labels.get(self._label, ""))
+
+    @property
+    def _label(self) -> str:
+        return f"{TOKEN_LABEL}.{self.node}" if self.node else TOKEN_LABEL

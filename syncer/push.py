@@ -36,7 +36,7 @@ from launchhelm import _settings
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import LaunchHelmError
 from launchhelm.store.layout import parse_writer
-from launchhelm.store.manifest import load_manifest
+from launchhelm.store.manifest import load_manifest, node_of
 from launchhelm.views import Observer, RunView
 from syncer import retry
 from syncer.api import wire
@@ -427,6 +427,8 @@ class RunPush:
         facts, state = delivery.facts, delivery.state
         if facts.version == self._described or not state.run or state.is_closed:
             return
+        if node_of(self.directory):
+            return  # Part of a run: whoever has run.json speaks for the whole.
         if facts.state == "closed":
             return  # `finish_if_ended` writes all of it, once that is certain.
         self._update_run(delivery)

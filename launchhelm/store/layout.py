@@ -96,6 +96,11 @@ def parse_attempt(name: str) -> int | None:
     return int(stem) if name.endswith(".json") and stem.isascii() and stem.isdigit() else None
 
 
+def is_node(name: str) -> bool:
+    """Whether this is a file name of nodes/."""
+    return name.endswith(".json") and not name.startswith(".")
+
+
 def hidden_name(name: str) -> str:
     """Name the temporary file that becomes `name` by rename, in the same directory."""
     return f".{name}.{os.urandom(4).hex()}"

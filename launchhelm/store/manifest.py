@@ -163,14 +163,18 @@ def create_run(root: Path, manifest: Manifest) -> Path:
 
 
 def load_manifest(run_directory: Path) -> Manifest:
-    """Read run.json.
+    """Read run.json, or what a host without it wrote down in its place.
 
     Raises:
-        FileNotFoundError: There is none (yet).
+        FileNotFoundError: There is neither (yet).
         StorageError: It is damaged, unreadable or of a newer format.
     """
     path = run_directory / layout.MANIFEST
-    value = _load(path)
+    try:
+        value = _load(path)
+    except FileNotFoundError:
+        path = _of_node(run_directory)
+        value = _load(path)
     version = value.get("format")
     if isinstance(version, int) and version > FORMAT:
         raise StorageError(
@@ -182,6 +186,24 @@ def load_manifest(run_directory: Path) -> Manifest:
         return Manifest.parse(value)
     except (KeyError, TypeError, ValueError) as error:
         raise StorageError(f"{path} is damaged: {error}.", kept="Nothing was changed.") from error
+
+
+def node_of(run_directory: Path) -> str:
+    """Name the host whose part of a run this is; "" where run.json shows that it is the whole."""
+    try:
+        names = os.listdir(run_directory)
+    except OSError:
+        return ""
+    return "" if layout.MANIFEST in names else _of_node(run_directory).stem
+
+
+def _of_node(run_directory: Path) -> Path:
+    """Find what a host wrote that does not see run.json: its storage is not shared."""
+    nodes = run_directory / layout.NODES
+    names = sorted(name for name in os.listdir(nodes) if layout.is_node(name))
+    if not names:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(nodes))
+    return nodes / names[0]
 
 
 def take_attempt(run_directory: Path, attempt: Attempt) -> Attempt:

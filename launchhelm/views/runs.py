@@ -292,7 +292,7 @@ def _as_path(selector: str) -> Path | None:
     path = Path(selector).expanduser()
     explicit = os.sep in selector or selector in (".", "..") or selector.startswith("~")
     try:
-        is_run = layout.MANIFEST in os.listdir(path)
+        is_run = not {layout.MANIFEST, layout.NODES}.isdisjoint(os.listdir(path))
     except PermissionError as error:
         raise StorageError(
             f"{path} cannot be read: {error.strerror} (owner {_owner(path)})."

@@ -13,6 +13,7 @@ import pytest
 
 from syncer import retry
 from syncer.api.client import Client
+from syncer.discover import Discovery
 from syncer.fence import TOKEN_LABEL
 from syncer.push import RunPush
 from syncer.state import server_hex
@@ -655,3 +656,25 @@ def push_is_full(push: RunPush, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("syncer.state._write_at", full)
+
+
+# --- hosts that share no storage ------------------------------------------------------------------
+
+
+def test_the_parts_of_a_run_on_hosts_without_shared_storage_become_one_run(
+    tmp_path: Path, server: V1Server, client: Client
+) -> None:
+    here = WrittenRun(tmp_path / "here")
+    here.log(range(100), "loss")
+    there = WrittenRun(tmp_path / "there", ranks=2)
+    next((there.directory / "data").glob("r00000-*")).unlink()
+    (there.directory / "nodes").mkdir()
+    manifest = (here.directory / "run.json").read_text("utf-8")
+    (there.directory / "nodes" / "gpu-2-1a2b3c4d.json").write_text(manifest, "utf-8")
+    (there.directory / "run.json").unlink()
+    there.log(range(50), "loss", rank=1)
+    for directory in (here.directory, there.directory, here.directory):
+        assert [place.run_id for place in Discovery([directory]).look()] == [here.run_id]
+        with pushing(directory, client) as push:
+            assert push_all(push)[-1].done
+    assert arrived(here, server) == here.points() + there.points()
