@@ -77,9 +77,15 @@ class Restriction:
 
 @dataclass(slots=True)
 class _Run:
-    """Points of one stream that follow each other, and from where on they cover it."""
+    """Points of one stream that follow each other.
+
+    Args:
+        start: From where on they cover the stream.
+        after: All that is dealt with lies at or below this number.
+    """
 
     start: int
+    after: int
     points: list[Sample] = field(default_factory=list)
 
 
@@ -191,15 +197,20 @@ class Intake:
             return
         if record.kind == "m" and is_wanted:
             record = self._without_waiting(record)
+        runs = self._runs
         for sample in self.points(record):
-            self._offer(sample, is_wanted)
+            run = runs.get(sample.key)
+            if run is not None and is_wanted and run.after < sample.seq and type(sample) is Sample:
+                run.points.append(sample)
+            else:
+                self._offer(sample, is_wanted)
 
     def _offer(self, sample: Sample | Refused, is_wanted: bool) -> None:
         key, seq = sample.key, sample.seq
         if key in self.held:
             return
-        stream = self._state.stream(key.text)
-        if seq in (_NOTHING if stream is None else stream.coverage):
+        coverage = self._coverage(key)
+        if seq in coverage:
             self._close_run(key)
             self._tails[key] = seq
         elif not is_wanted:
@@ -211,9 +222,12 @@ class Intake:
         else:
             run = self._runs.get(key)
             if run is None:
-                run = self._runs[key] = _Run(self._start(key, seq))
+                run = self._runs[key] = _Run(self._start(key, seq), coverage.last)
             run.points.append(sample)
-            self._tails[key] = seq
+
+    def _coverage(self, key: StreamKey) -> Coverage:
+        stream = self._state.stream(key.text)
+        return _NOTHING if stream is None else stream.coverage
 
     def _start(self, key: StreamKey, seq: int) -> int:
         """From where on a batch covers its stream: without restriction, nothing is left before."""
@@ -224,6 +238,7 @@ class Intake:
     def _close_run(self, key: StreamKey) -> None:
         run = self._runs.pop(key, None)
         if run is not None:
+            self._tails[key] = run.points[-1].seq
             self._outbox.add(key, run.points, run.start)
 
     def _close_runs(self) -> None:
