@@ -94,6 +94,23 @@ def test_a_pass_over_a_live_run_sends_all_but_the_last_flush_interval(
     assert run_states(server) == {"live": "open"}
 
 
+def test_each_pass_asks_the_server_to_take_what_is_new_and_nothing_twice(
+    tmp_path: Path, server: V1Server, sync: SyncCommand, root: Path
+) -> None:
+    with (
+        ScriptedServer(server.url) as far,
+        running(root, project="quickstart", name="rounds") as run,
+    ):
+        sync.url = far.url
+        for number in range(4):
+            for step in range(100 * number, 100 * (number + 1)):
+                run.log({"loss": 1.0}, step=step)
+            run.flush(delivered=False)
+            assert sync.once(root).points == 100 + (number == 0)  # And the start of the run.
+        brought = [identity for asked in far.telemetry for identity in asked.identities]
+    assert len(brought) == len(set(brought)) == 401
+
+
 def test_a_run_is_closed_on_the_server_once_and_only_after_it_finished(
     tmp_path: Path, server: V1Server, sync: SyncCommand, root: Path
 ) -> None:

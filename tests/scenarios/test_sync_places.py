@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 import launchhelm
 from launchhelm.cli import Exit, main
 from launchhelm.store.layout import parse_segment
-from tests.support.reading import RunBuilder, WriterBuilder, as_nobody, tree, wait_for
+from tests.support.reading import Logger, RunBuilder, WriterBuilder, as_nobody, tree, wait_for
 from tests.support.sync_command import (
     SyncCommand,
     assert_single,
@@ -153,6 +154,25 @@ def test_a_run_that_is_moved_and_unpacked_elsewhere_goes_on_as_the_same_run(
 def log_steps(run: launchhelm.Run, numbers: range) -> None:
     for step in numbers:
         run.log({"loss": 1.0}, step=step)
+
+
+def test_copies_of_a_living_run_send_right_rows_only_and_each_what_the_one_before_lacked(
+    tmp_path: Path, server: V1Server, sync: SyncCommand, root: Path
+) -> None:
+    run = RunBuilder(root)
+    with Logger(run, pause_s=0.001):
+        for number in range(4):
+            copy = tmp_path / f"copy-{number}" / run.run_id
+            with contextlib.suppress(shutil.Error):  # A journal was sealed meanwhile.
+                shutil.copytree(run.directory, copy)
+            sync.once(copy)  # One that is torn may say so.
+    assert sync.once(root).code == Exit.DONE
+    found = points(server, "loss", "twice")
+    assert_single(found)
+    for name, factor in (("loss", 0.5), ("twice", 2)):
+        sent = {it.step: it.value for it in found if it.name == name}
+        assert sorted(sent) == list(range(len(sent))) and len(sent) > 50
+        assert all(value == step * factor for step, value in sent.items())
 
 
 # --- other users, read-only -----------------------------------------------------------------------
