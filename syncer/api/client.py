@@ -231,6 +231,13 @@ class Client:
         body = {"epoch": epoch, "close_run": close_run}
         return self._post(self._path(routes.SESSION_END, participant_id), body, token)
 
+    def session(self, participant_id: str, *, token: str | None = None) -> Json:
+        """Read where a participant's newest session stands; an extension that only our server has.
+
+        `epoch` and `state_revision` are what a command must name.
+        """
+        return _session(self._get(self._path(routes.SESSION, participant_id), None, token))
+
     # Telemetry.
 
     def ingest(self, body: bytes, *, token: str | None = None) -> Json:
@@ -379,6 +386,10 @@ class Client:
     def get_command(self, command_id: str, *, token: str | None = None) -> Json:
         """Read a command."""
         return self._get(self._path(routes.COMMAND, command_id), None, token)
+
+    def run_commands(self, run_id: str, *, token: str | None = None) -> Iterator[Json]:
+        """Yield the commands of a run, oldest first; an extension that only our server has."""
+        return self._pages(self._path(routes.RUN_COMMANDS, run_id), {}, token)
 
     def submit(self, body: Json, idempotency_key: str, *, token: str | None = None) -> Json:
         """Give a command. The same key and body again return the same command."""

@@ -1,4 +1,4 @@
-"""Commands as whoever gives them sees them: submit, approve, cancel, get.
+"""Commands as whoever gives them sees them: submit, approve, cancel, get, list.
 
 `lifecycle` decides what becomes of a command, `ledger` keeps it, `submission` checks what comes in,
 `claims` is the side of the participant that carries it out.
@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable
 from typing import Any, Final
@@ -29,6 +30,8 @@ SCHEMA: Final = ledger.SCHEMA
 MAX_KEY: Final = 256
 """Characters of an Idempotency-Key."""
 
+_PAGE_BYTES: Final = wire.MAX_ANSWER_BYTES * 3 // 4
+
 JSONObject = dict[str, Any]  # Any: JSON of the API.
 
 
@@ -38,6 +41,7 @@ def routes() -> list[Route]:
         *claims.routes(),
         Route(paths.COMMANDS, endpoint(submit), methods=["POST"]),
         Route(paths.COMMAND, endpoint(get), methods=["GET"]),
+        Route(paths.RUN_COMMANDS, endpoint(of_run), methods=["GET"]),
         Route(paths.COMMAND_APPROVE, endpoint(approve), methods=["POST"]),
         Route(paths.COMMAND_CANCEL, endpoint(cancel), methods=["POST"]),
     ]
@@ -89,12 +93,29 @@ def get(server: Server, caller: Caller, request: Request, body: JSONObject) -> J
     with server.database.read() as connection:
         entry = moves.find(connection, caller, request)
         caller.require("document.read", entry.request["scope"])
-        answer = moves.shown(entry, server.clock.wall())
-        answer["history"] = [
-            {**line, "at": wire.timestamp(line["at"])}
-            for line in ledger.history(connection, entry.id)
-        ]
-        return answer
+        return _with_history(connection, entry, server.clock.wall())
+
+
+def of_run(server: Server, caller: Caller, request: Request, body: JSONObject) -> JSONObject:
+    """List the commands of a run as they stand now, with their histories, oldest first."""
+    after = _number(request, "cursor", 0)
+    limit = min(_number(request, "limit", wire.PAGE), wire.MAX_PAGE)
+    if limit < 1:
+        raise validation("limit must be at least 1.")
+    now = server.clock.wall()
+    items: list[JSONObject] = []
+    cursor, size = "", 0
+    with server.database.read() as connection:
+        run = documents.find(connection, caller, request.path_params["id"], "run")
+        for number, entry in ledger.of_run(connection, run["id"], after=after):
+            item = _with_history(connection, entry, now)
+            size += len(json.dumps(item))
+            if items and (len(items) == limit or size > _PAGE_BYTES):
+                cursor = str(after)
+                break
+            after = number
+            items.append(item)
+    return {"items": items, "next_cursor": cursor}
 
 
 def approve(server: Server, caller: Caller, request: Request, body: JSONObject) -> JSONObject:
@@ -140,6 +161,20 @@ def _decide(
         answer = moves.shown(entry, now)
     server.wake.notify(entry.participant_id)
     return answer
+
+
+def _with_history(connection: sqlite3.Connection, entry: Entry, now: float) -> JSONObject:
+    """Return a command as `moves.shown` does, with what happened to it."""
+    history = ledger.history(connection, entry.id)
+    lines = [{**line, "at": wire.timestamp(line["at"])} for line in history]
+    return {**moves.shown(entry, now), "history": lines}
+
+
+def _number(request: Request, name: str, missing: int) -> int:
+    text = request.query_params.get(name) or str(missing)
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise validation(f"{name} must be a whole number.")
+    return int(text)
 
 
 def _end(

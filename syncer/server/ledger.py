@@ -117,6 +117,20 @@ def find_by_key(
     return None if row is None else _entry(row)
 
 
+def of_run(
+    connection: sqlite3.Connection, run_id: str, *, after: int = 0
+) -> Iterator[tuple[int, Entry]]:
+    """Yield the commands of a run's participants with their numbers, in the order of submission."""
+    rows = connection.execute(
+        "SELECT commands.* FROM commands JOIN documents ON documents.id = commands.participant_id"
+        " WHERE documents.run_id = ? AND documents.kind = 'participant' AND commands.number > ?"
+        " ORDER BY commands.number",
+        (run_id, after),
+    )
+    for row in rows:
+        yield row["number"], _entry(row)
+
+
 def unfinished(
     connection: sqlite3.Connection, participant_id: str, epoch: int | None = None
 ) -> Iterator[Entry]:

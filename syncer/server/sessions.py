@@ -64,6 +64,7 @@ def routes() -> list[Route]:
     """Return the endpoints of this module."""
     return [
         Route(paths.HEARTBEAT, endpoint(_heartbeat), methods=["POST"]),
+        Route(paths.SESSION, endpoint(_show), methods=["GET"]),
         Route(paths.SESSIONS, endpoint(_connect), methods=["POST"]),
         Route(paths.SESSION_END, endpoint(_end), methods=["POST"]),
     ]
@@ -107,6 +108,31 @@ def advance_state(connection: sqlite3.Connection, participant_id: str, epoch: in
         (participant_id, epoch),
     ).fetchone()
     return int(row[0]) if row else 0
+
+
+def _show(server: Server, caller: Caller, request: Request, body: object) -> dict[str, Any]:
+    """Return the newest session, ended or not, as whoever wants to command it needs it."""
+    now = server.clock.wall()
+    with server.database.read() as connection:
+        participant = documents.find(connection, caller, request.path_params["id"], "participant")
+        session = newest(connection, participant["id"])
+    if session is None:
+        raise not_found("The participant has not had a session.")
+    shown = {
+        **_told(session),
+        "participant_id": session["participant_id"],
+        "run_id": session["run_id"],
+        "connected_at": wire.timestamp(session["connected_at"]),
+        "last_seen_at": wire.timestamp(session["last_seen_at"]),
+        # Whoever asks has another clock.
+        "silent_s": round(max(0.0, now - session["last_seen_at"]), 3),
+    }
+    if session["ended_at"] is not None:
+        shown |= {
+            "ended_at": wire.timestamp(session["ended_at"]),
+            "end_reason": session["end_reason"],
+        }
+    return shown
 
 
 def _connect(

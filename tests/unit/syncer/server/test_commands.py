@@ -615,6 +615,67 @@ def test_hundreds_of_claims_are_parked_at_once_and_one_command_wakes_one(desk: D
     assert desk.http.run(scenario())["execution"] == "claimed"
 
 
+# What a controller reads.
+
+
+def _read(desk: Desk, path: str, *, status: int = 200) -> Any:
+    answer = desk.http.get(desk.path(path))
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def test_a_session_tells_what_a_command_must_name(desk: Desk) -> None:
+    command = desk.begun()
+    desk.report(command)
+    desk.heartbeat(step="412")
+    desk.clock.now += 5
+    session = _read(desk, f"participants/{desk.participant}/session")
+    assert (session["epoch"], session["state_revision"]) == (desk.epoch, "1")
+    assert (session["safe_points"], session["step"]) == (["lht"], "412")
+    assert session["silent_s"] == 5
+    assert session["run_id"] == desk.scope["run_id"]
+    assert "ended_at" not in session
+    desk.end()
+    ended = _read(desk, f"participants/{desk.participant}/session")
+    assert (ended["epoch"], ended["end_reason"]) == (desk.epoch, "finished")
+
+
+def test_a_participant_that_never_connected_has_no_session_to_read(desk: Desk) -> None:
+    other = desk.document("participant", {"name": "rank-1", "role": "trainer"})
+    for path in (f"participants/{other}/session", f"participants/{desk.capability}/session"):
+        assert _read(desk, path, status=404)["error"]["code"] == "not_found"
+
+
+def test_the_commands_of_a_run_are_listed_page_by_page_with_their_histories(desk: Desk) -> None:
+    expected = [desk.submit()["id"] for _ in range(5)]
+    path, found, cursor = f"runs/{desk.scope['run_id']}/commands", [], ""
+    while True:
+        page = _read(desk, f"{path}?limit=2&cursor={cursor}")
+        assert len(page["items"]) <= 2
+        found += page["items"]
+        cursor = page["next_cursor"]
+        if not cursor:
+            break
+    assert [command["id"] for command in found] == expected
+    assert found[0] == desk.get(found[0])
+    assert found[0]["history"][0]["event"] == "submitted"
+
+
+def test_a_run_lists_no_commands_of_another_run(desk: Desk) -> None:
+    desk.submit()
+    scope = {name: desk.scope[name] for name in ("organization_id", "project_id")}
+    body = {"kind": "run", "scope": scope, "spec": {"name": "other", "state": "open"}}
+    other = desk.post("documents", body)["id"]
+    assert _read(desk, f"runs/{other}/commands") == {"items": [], "next_cursor": ""}
+    _read(desk, f"runs/{desk.participant}/commands", status=404)
+
+
+@pytest.mark.parametrize("query", ["cursor=x", "limit=0", "limit=-1", "cursor=" + "9" * 19])
+def test_a_page_that_is_none_is_refused(desk: Desk, query: str) -> None:
+    path = f"runs/{desk.scope['run_id']}/commands?{query}"
+    assert _read(desk, path, status=400)["error"]["code"] == "validation"
+
+
 # Who may.
 
 
