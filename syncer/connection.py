@@ -10,9 +10,12 @@ from launchhelm.errors import ConfigError
 from syncer import status
 from syncer.api.client import Client
 from syncer.discover import Place
+from syncer.pull import RunPull
 from syncer.push import RunPush
 from syncer.runindex import RunIndex
 from syncer.settings import Target
+from syncer.state import server_hex
+from syncer.work import Push
 
 TIMEOUT_S: Final = 30.0
 """Of each step of a request; a server that does not answer holds a run no longer."""
@@ -72,21 +75,8 @@ class Connection:
             ConfigError: It cannot be used like this.
         """
         self.close()
-        target = self._target
-        client = Client(
-            target.url,
-            self.organization,
-            target.key.read(),
-            ca_bundle=target.ca_bundle,
-            verify=target.verify,
-            timeout_s=TIMEOUT_S,
-        )
-        try:
-            if not self.organization:
-                self.organization = client.organization = _only_organization(client, target.url)
-        except BaseException:
-            client.close()
-            raise
+        client = open_client(self._target, self.organization)
+        self.organization = client.organization
         self._client, self._runs = client, RunIndex(client)
 
     def open_push(self, place: Place) -> RunPush:
@@ -103,6 +93,13 @@ class Connection:
             clock=self._clock,
         )
 
+    def open_pull(self, place: Place, push: Push) -> RunPull:
+        """Make what asks for the commands of one run, beside a push that was opened here."""
+        assert self._client is not None, "connect comes first"
+        assert isinstance(push, RunPush)
+        server = server_hex(self._client.origin, self._client.organization)
+        return RunPull(place.directory, self._client, push, server, clock=self._clock)
+
     def settled(self, place: Place) -> str | None:
         """Tell from files whether a run has to be opened at all, see `Service`.
 
@@ -115,6 +112,30 @@ class Connection:
             return known.verdict
         is_whole = known.state.is_closed and not known.state.flights
         return "" if is_whole and status.has_nothing_new(place.directory, known) else None
+
+
+def open_client(target: Target, organization: str = "") -> Client:
+    """Return a client with the key as it is now; its organisation is asked for if nobody named it.
+
+    Raises:
+        ApiError: The server cannot be asked.
+        ConfigError: It cannot be used like this.
+    """
+    client = Client(
+        target.url,
+        organization or target.organization,
+        target.key.read(),
+        ca_bundle=target.ca_bundle,
+        verify=target.verify,
+        timeout_s=TIMEOUT_S,
+    )
+    try:
+        if not client.organization:
+            client.organization = _only_organization(client, target.url)
+    except BaseException:
+        client.close()
+        raise
+    return client
 
 
 def _only_organization(client: Client, url: str) -> str:

@@ -30,20 +30,21 @@ _SLOWEST_POLL_S: Final = 2.0
 _POLL_SHARE: Final = 4.0
 """Between two looks at least this many times the cost of one, so that watching stays cheap."""
 
-_WORD_EVERY_S: Final = 10.0
+WORD_EVERY_S: Final = 10.0
 _AFTER_END_S: Final = 5.0
 """How long an outcome may still arrive after the run has ended."""
 
 _INBOX_POLL_S: Final = 0.5
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
-_EXITS: Final = {
+EXITS: Final = {
     "applied": Exit.DONE,
     "rejected": Exit.NOTHING_CHANGED,
     "expired": Exit.NOTHING_CHANGED,
     "cancelled": Exit.NOTHING_CHANGED,
     "outcome_unknown": Exit.UNKNOWN,
 }
+"""Exit code by final state; any other word means that nobody knows."""
 
 
 def seconds_of(text: str) -> float:
@@ -85,7 +86,7 @@ def send(
     """
     refusal = refusal_of(run)
     if refusal:
-        return _refused(refusal, output)
+        return not_sent(refusal, output)
     capability = run.capabilities.get(name)
     if capability is None:
         known = _wording.listed(run.capabilities)
@@ -99,14 +100,14 @@ def send(
         raise UsageError("--last-step is before --at-step.")
     expected, changed = check.expectation(arguments.expect, values)
     if changed:
-        return _refused(f"Changed meanwhile: {'; '.join(changed)}.", output)
+        return not_sent(f"Changed meanwhile: {'; '.join(changed)}.", output)
     plan = _plan(run, capability, payload, expected, arguments)
     _require_room(plan.command)
     if arguments.check:
         return _say_check(plan, output)
     for line in plan.preview():
         output.say(line)
-    if sys.stdin.isatty() and not arguments.yes and not _confirmed(output):
+    if sys.stdin.isatty() and not arguments.yes and not confirmed(output):
         output.say("Not sent, nothing changed.")
         return Exit.NOTHING_CHANGED
     return _send_and_wait(run, plan.command, arguments, output)
@@ -145,7 +146,8 @@ def refusal_of(run: views.RunView) -> str:
     return ""
 
 
-def _refused(sentence: str, output: Output) -> int:
+def not_sent(sentence: str, output: Output) -> int:
+    """Say why no command was sent."""
     output.say(sentence)
     output.say("Nothing was sent, nothing changed.")
     if output.json:
@@ -203,7 +205,8 @@ def _say_check(plan: _Plan, output: Output) -> int:
     return Exit.DONE
 
 
-def _confirmed(output: Output) -> bool:
+def confirmed(output: Output) -> bool:
+    """Ask the person at the terminal."""
     output.stderr.write("Send? [y/N] ")
     output.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -214,7 +217,7 @@ def _send_and_wait(
 ) -> int:
     try:
         inbox.send(run.directory, command)
-        output.say(f"written {_clock_text()}")
+        output.say(f"written {clock_text()}")
         if not arguments.no_wait:
             return _wait(run, command, arguments.timeout, output)
     except KeyboardInterrupt:
@@ -245,7 +248,7 @@ def _wait(run: views.RunView, command: Command, timeout_s: float | None, output:
                 picked_up = True
                 said_at = now
                 at = f" at step {run.step:,}" if run.step is not None else ""
-                output.say(f"picked up {_clock_text()}{at}")
+                output.say(f"picked up {clock_text()}{at}")
             if view.outcome.is_final:
                 return _conclude(view, run, output)
         if run.state.is_over:
@@ -254,7 +257,7 @@ def _wait(run: views.RunView, command: Command, timeout_s: float | None, output:
         over = ended_at is not None and now - ended_at > _AFTER_END_S
         if over or (timeout_s is not None and waited_s >= timeout_s):
             return _still_waiting(view, command, run, waited_s, output)
-        if now - said_at >= _WORD_EVERY_S:
+        if now - said_at >= WORD_EVERY_S:
             said_at = now
             output.say(str(outcome_text(_Sent.of(view, command), around_of(run, waited_s))))
         pause_s = min(_SLOWEST_POLL_S, max(_POLL_S, _POLL_SHARE * cost_s))
@@ -283,7 +286,7 @@ def _conclude(view: views.CommandView, run: views.RunView, output: Output) -> in
     else:
         output.line(output.sentence(outcome_text(view, around)))
     state = view.outcome.state if view.outcome is not None else ""
-    return _EXITS.get(state, Exit.UNKNOWN)
+    return EXITS.get(state, Exit.UNKNOWN)
 
 
 def _still_waiting(
@@ -306,7 +309,8 @@ def _still_waiting(
     return Exit.STILL_WAITING
 
 
-def _clock_text() -> str:
+def clock_text() -> str:
+    """Return the time of day as it is shown beside what happens."""
     return time.strftime("%H:%M:%S")
 
 

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from typing import Final
 
 from launchhelm import views
-from launchhelm.cli import _control_send, documents, selection
+from launchhelm.cli import _control_send, _server, documents, selection
 from launchhelm.cli._around import around_of
 from launchhelm.cli._exit import Exit, UsageError
 from launchhelm.cli._sections import print_command, print_controls, values_of
 from launchhelm.cli.output import Output
+from launchhelm.env import load_env
 
 DESCRIPTION = """Send one command to a running training and say what became of it.
 `control RUN list` shows what may be changed, `control RUN log` every command so far. The words
-after the name of a control are its fields: `control latest lr scale=0.5`."""
+after the name of a control are its fields: `control latest lr scale=0.5`. With --server the command
+goes to a run on that server, by way of whoever syncs it."""
 
 SUBVERBS: Final = ("list", "log")
 """No control may be called like that. `control list RUN` is understood as well."""
@@ -43,24 +45,49 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--check", action="store_true", help="say what would change, send nothing")
     parser.add_argument("--yes", action="store_true", help="do not ask; only a terminal is asked")
-    parser.add_argument("--no-wait", action="store_true", help="send, print the id, do not wait")
+    waiting = parser.add_mutually_exclusive_group()
+    waiting.add_argument("--wait", action="store_true", help="wait for the outcome; the default")
+    waiting.add_argument("--no-wait", action="store_true", help="send, print the id, do not wait")
     parser.add_argument(
         "--timeout",
         type=_control_send.seconds_of,
         metavar="T",
         help="wait no longer than 30s, 15m, 2h; default until decided",
     )
+    _server.configure(
+        parser,
+        server="the run is one of this server, not a run directory",
+        project="with --server: of the run; default LAUNCHHELM_PROJECT, else any",
+    )
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Send a command, or print controls or commands."""
     selector, name, fields = arranged(arguments.words)
+    if name in SUBVERBS and fields:
+        raise UsageError(f"control {name} takes a run and nothing else, got {fields[0]!r}.")
+    if arguments.server is not None:
+        return _remote(selector, name, fields, arguments, output)
+    for each in _server.BESIDE:
+        if getattr(arguments, each):
+            raise UsageError(f"--{each.replace('_', '-')} goes with --server.")
     view = selection.select(arguments, selector)
     if name in SUBVERBS:
-        if fields:
-            raise UsageError(f"control {name} takes a run and nothing else, got {fields[0]!r}.")
         return _list(view, output) if name == "list" else _log(view, output)
     return _control_send.send(view, name, fields, arguments, output)
+
+
+def _remote(
+    selector: str, name: str, fields: list[str], arguments: argparse.Namespace, output: Output
+) -> int:
+    """Do the same by way of a server. Nothing of a network is imported before this."""
+    load_env()
+    target = _server.target_of(arguments)
+    _server.require_http("Control by way of a server")
+    from launchhelm.cli import _control_remote
+
+    _server.warn_of_trust(arguments, output)
+    return _control_remote.run(selector, name, fields, target, arguments, output)
 
 
 def arranged(words: Sequence[str]) -> tuple[str, str, list[str]]:

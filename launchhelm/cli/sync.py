@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import shutil
 import signal
 import threading
@@ -15,13 +14,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from launchhelm import _optional, _wording, views
-from launchhelm.cli import _sync_report, selection
+from launchhelm import _wording, views
+from launchhelm.cli import _server, _sync_report, selection
 from launchhelm.cli._control_send import seconds_of
 from launchhelm.cli._exit import UsageError
 from launchhelm.cli.output import Output
 from launchhelm.env import load_env
-from launchhelm.errors import ConfigError
 
 if TYPE_CHECKING:
     from syncer.discover import Discovery
@@ -54,14 +52,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="leave out what was recorded before: 2026-11-30, 2026-11-30T14:00, or 12h, 2d ago",
     )
     parser.add_argument("--retry-skipped", action="store_true", help="ask again for skipped runs")
-    server = parser.add_argument_group("server")
-    server.add_argument("--server", metavar="URL", help="default LAUNCHHELM_URL, else the hosted")
-    server.add_argument("--project", metavar="NAME_OR_ID", help="for all runs; default their own")
-    server.add_argument("--organization", metavar="ID", help="needed if the key sees several")
-    server.add_argument("--key-file", metavar="FILE", help="holds the key; read again when refused")
-    server.add_argument("--ca-bundle", metavar="FILE", help="PEM file of authorities to trust")
-    server.add_argument(
-        "--insecure-skip-verify", action="store_true", help="believe any server; never a default"
+    _server.configure(
+        parser,
+        server="default LAUNCHHELM_URL, else the hosted",
+        project="for all runs; default their own",
     )
 
 
@@ -77,13 +71,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.dry_run:
         target = None
         with suppress(UsageError):
-            target = _target(arguments)
+            target = _server.target_of(arguments)
         return _sync_report.dry_run(discovery, target, output)
-    target = _target(arguments)
-    if importlib.util.find_spec("httpx") is None:
-        raise ConfigError(f"{_optional.missing('httpx')}.", remedy="Syncing needs it.")
-    if arguments.insecure_skip_verify:
-        output.say("launchhelm: the server's certificate is not checked (--insecure-skip-verify)")
+    target = _server.target_of(arguments)
+    _server.require_http("Syncing")
+    _server.warn_of_trust(arguments, output)
     return _sync(arguments, discovery, target, only, since, output)
 
 
@@ -105,6 +97,7 @@ def _sync(
         discovery,
         connection.open_push,
         connect=connection.connect,
+        open_pull=connection.open_pull,
         watch=arguments.watch,
         settled=connection.settled,
     )
@@ -200,22 +193,6 @@ def _signals(service: Service) -> Iterator[_Stopped]:
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
-
-
-def _target(arguments: argparse.Namespace) -> Target:
-    from syncer.settings import Target
-
-    try:
-        return Target.of(
-            url=arguments.server or "",
-            key_file=arguments.key_file or "",
-            organization=arguments.organization or "",
-            project=arguments.project or "",
-            ca_bundle=arguments.ca_bundle or "",
-            verify=not arguments.insecure_skip_verify,
-        )
-    except ConfigError as error:
-        raise UsageError(error.message, kept=error.kept, remedy=error.remedy) from error
 
 
 def roots_of(arguments: argparse.Namespace) -> list[Path]:

@@ -1,0 +1,112 @@
+"""`launchhelm control --server`: the same verb, words and exit codes by way of a server."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from launchhelm import _wording
+from launchhelm.cli import _remote_run, documents
+from launchhelm.cli import _remote_words as words
+from launchhelm.cli._exit import Exit, UsageError
+from launchhelm.cli._remote_run import RunOnServer, refusal_of
+from launchhelm.cli._remote_send import Sending
+from launchhelm.cli.output import Output
+from syncer.api.answers import ApiError
+from syncer.connection import open_client
+from syncer.settings import Target
+
+
+def run(
+    selector: str,
+    name: str,
+    fields: list[str],
+    target: Target,
+    arguments: argparse.Namespace,
+    output: Output,
+) -> int:
+    """List controls or commands of a run on a server, or carry one command through."""
+    _require_known(arguments)
+    with _rights(), open_client(target) as client:
+        there = RunOnServer(client, _remote_run.find(client, target.project, selector))
+        if name == "list":
+            return _list(there, output)
+        if name == "log":
+            return _log(there, output)
+        return Sending(there, arguments, output).send(name, fields)
+
+
+def _require_known(arguments: argparse.Namespace) -> None:
+    """Refuse what only the inbox of a run directory knows.
+
+    Raises:
+        UsageError: Such an option was given.
+    """
+    given = {
+        "--at-step": arguments.at_step is not None,
+        "--last-step": arguments.last_step is not None,
+        "--expect": bool(arguments.expect),
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise UsageError(
+                f"{option} does not go by way of a server.",
+                remedy="Leave --server out where the run directory can be reached.",
+            )
+
+
+@contextmanager
+def _rights() -> Iterator[None]:
+    """Make the refusal of a key what the refusal of a file is."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status in (401, 403):
+            raise error from PermissionError(error.message)
+        raise
+
+
+def _list(there: RunOnServer, output: Output) -> int:
+    offers = there.offers()
+    rows = []
+    for name, offer in offers.items():
+        document = documents.control_document(offer.spec, {})
+        if output.json:
+            output.document(document)
+        rows.append([_wording.plain(name), _wording.plain(str(document["takes"]))])
+    if not output.json:
+        if rows:
+            output.table(("CONTROL", "TAKES"), rows)
+        else:
+            output.line("this run declares no controls")
+    refusal = refusal_of(there, offers)
+    if refusal and rows:
+        output.say(refusal)
+    return Exit.DONE
+
+
+def _log(there: RunOnServer, output: Output) -> int:
+    names = {str(each["id"]): str(each["spec"].get("name")) for each in there.capabilities()}
+    count = 0
+    for count, command in enumerate(there.client.run_commands(there.found.id), 1):  # noqa: B007
+        request = command.get("request") or {}
+        name = names.get(str((request.get("capability") or {}).get("id")), "")
+        sentence = words.sentence_of(command)
+        if output.json:
+            output.document(words.document_of(command, name, sentence))
+            continue
+        payload = request.get("input")
+        payload = _wording.payload_text(payload) if isinstance(payload, Mapping) else ""
+        reason = _wording.plain(str(request.get("reason") or ""))
+        parts = [
+            f"  {sentence.mark}",
+            f"{_wording.plain(name)} {payload}".strip(),
+            output.sentence(sentence),
+            f'"{reason}"' if reason else "",
+            str(command.get("id", "")),
+        ]
+        output.line("  ".join(part for part in parts if part))
+    if not count:
+        output.say("No command has been given to this run by way of this server.")
+    return Exit.DONE

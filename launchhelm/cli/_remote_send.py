@@ -1,0 +1,293 @@
+"""One command by way of a server, from the words typed to its outcome.
+
+It is submitted under one Idempotency-Key, so that asking again after a lost answer never makes a
+second one. What the server does not answer for is said to be unknown, never guessed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any, Final  # Any: JSON of the API.
+
+from launchhelm import _wording
+from launchhelm._ids import new_id
+from launchhelm.cli import _control_check as check
+from launchhelm.cli import _control_send as local
+from launchhelm.cli import _fields, documents
+from launchhelm.cli import _remote_words as words
+from launchhelm.cli._exit import Exit, UsageError
+from launchhelm.cli._remote_run import Offer, RunOnServer, Session, refusal_of
+from launchhelm.cli.output import Output
+from launchhelm.records import Command
+from syncer.api import wire
+from syncer.api.answers import ApiError
+from syncer.retry import pause_s
+
+VALID_S: Final = 3600.0
+"""How long a command may wait until it is picked up."""
+
+_SUBMIT_FOR_S: Final = 30.0
+"""How long a command is offered to a server that does not answer."""
+
+_TRIES: Final = 4
+"""How often it is put anew when other commands were applied meanwhile."""
+
+_POLL_S: Final = 0.2
+_LATER_POLL_S: Final = 1.0
+_FIRST_POLLS_S: Final = 20.0
+
+Json = dict[str, Any]
+
+
+class _NotSent(Exception):
+    """The server has no command of ours; the text says why."""
+
+
+class _Unanswered(Exception):
+    """Nobody knows whether the server has the command; the text says what was answered."""
+
+
+class Sending:
+    """One command, its words not yet read.
+
+    Raises:
+        ApiError: Of `send`: the server refuses to be asked.
+    """
+
+    def __init__(self, there: RunOnServer, arguments: argparse.Namespace, output: Output) -> None:
+        self._there = there
+        self._arguments = arguments
+        self._output = output
+        self._name = ""
+        self._id = ""
+
+    def send(self, name: str, fields: list[str]) -> int:
+        """Carry it through; every way out says what happened to it.
+
+        Raises:
+            UsageError: It does not fit what the run published, or the server does not take it;
+                nothing was written.
+        """
+        offers = self._there.offers()
+        refusal = refusal_of(self._there, offers)
+        if refusal:
+            return local.not_sent(refusal, self._output)
+        if name not in offers:
+            known = _wording.listed(offers)
+            raise UsageError(f"This run has no control {name!r}.", remedy=f"It has {known}.")
+        offer = offers[name]
+        self._name = name
+        payload = _fields.payload_of(fields, offer.spec)
+        problem = check.problem_with(offer.spec, payload, {})
+        if problem:
+            takes = _fields.fields_text(offer.spec)
+            raise UsageError(f"{problem}.", remedy=f"{name} takes {takes}.")
+        assert offer.session is not None, "only live offers are left"
+        preview = self._preview(payload, offer.session)
+        if self._arguments.check:
+            return self._say_check(payload, preview, offer.session)
+        for line in preview:
+            self._output.say(line)
+        if sys.stdin.isatty() and not self._arguments.yes and not local.confirmed(self._output):
+            self._output.say("Not sent, nothing changed.")
+            return Exit.NOTHING_CHANGED
+        return self._send_and_wait(offer, payload)
+
+    def _preview(self, payload: Json, session: Session) -> list[str]:
+        what = f"{self._name} {_wording.payload_text(payload)}".rstrip()
+        notes = [f"note: {warning}" for warning in _warnings(session)]
+        at = f", then at step {session.step:,}" if session.step is not None else ""
+        heard = _wording.duration(session.silent_s)
+        where = f"in {self._there.found.title}, last heard of {heard} ago{at}."
+        return [what, *notes, where]
+
+    def _say_check(self, payload: Json, preview: list[str], session: Session) -> int:
+        if self._output.json:
+            command = Command("", self._name, payload)
+            unknown = check.When(None, None, None)
+            self._output.document(
+                documents.check_document(command, None, unknown, _warnings(session))
+            )
+            return Exit.DONE
+        for line in preview:
+            self._output.line(line)
+        self._output.say("Checked only, nothing was sent.")
+        return Exit.DONE
+
+    def _send_and_wait(self, offer: Offer, payload: Json) -> int:
+        try:
+            command = self._submit(offer, payload)
+            self._id = str(command.get("id", ""))
+            self._output.say(f"submitted {local.clock_text()}")
+            if not self._arguments.no_wait:
+                return self._wait(command, offer)
+        except _NotSent as refusal:
+            return local.not_sent(str(refusal), self._output)
+        except _Unanswered as silence:
+            return self._say_unknown(str(silence))
+        except KeyboardInterrupt:
+            which = f"Command {self._id} stays" if self._id else "If the server has it, it stays"
+            self._output.say(f"\nInterrupted. {which} and may still be applied; {self._see()}")
+            return Exit.INTERRUPTED
+        if self._output.json:
+            self._output.document({"sent": True, "id": self._id, "state": "submitted"})
+        else:
+            self._output.line(self._id)
+        return Exit.DONE
+
+    # Submitting.
+
+    def _submit(self, offer: Offer, payload: Json) -> Json:
+        """Submit what fits the session; put it anew while other commands change that meanwhile."""
+        for _ in range(_TRIES):
+            session = self._there.session(offer.participant_id)
+            if session is None or session.ended:
+                raise _NotSent("The run has ended its session meanwhile.")
+            try:
+                return self._ask(self._request(offer, payload, session))
+            except ApiError as error:
+                said = _wording.plain(error.message)
+                if error.status in (400, 404, 413, 422):
+                    raise UsageError(f"The server does not take it: {said}") from error
+                if error.retryable:
+                    raise _NotSent(f"The server takes no command now: {said}") from error
+                if error.status != 409:
+                    raise
+                again = self._there.session(offer.participant_id, again=True)
+                if again is not None and again.place == session.place:
+                    raise _NotSent(f"The server refuses it now: {said}") from error
+        raise _NotSent("Other commands were applied each time that it was tried; try again.")
+
+    def _request(self, offer: Offer, payload: Json, session: Session) -> Json:
+        return {
+            "scope": self._there.scope,
+            "capability": {
+                "id": str(offer.document["id"]),
+                "kind": "capability",
+                "revision": str(offer.document["revision"]),
+            },
+            "participant_id": offer.participant_id,
+            "epoch": session.epoch,
+            "expected_state_revision": session.state_revision,
+            "targets": [],
+            "input": payload,
+            "safe_point": offer.safe_point(),
+            "expires_at": wire.timestamp(session.now + VALID_S),
+            "reason": self._arguments.reason,
+        }
+
+    def _ask(self, request: Json) -> Json:
+        """Submit under one key until the server answers, or for as long as is sensible.
+
+        Raises:
+            ApiError: It answered that it does not take it, so that it has nothing.
+            _Unanswered: An answer was lost, and none came since.
+        """
+        key, ends_at, tries, is_open = new_id(), time.monotonic() + _SUBMIT_FOR_S, 0, False
+        while True:
+            try:
+                return self._there.client.submit(request, key)
+            except wire.WireError as error:
+                raise UsageError(f"The command cannot be sent: {error}.") from error
+            except ApiError as error:
+                was_lost = error.status < 300 or error.status >= 500
+                is_open = is_open or was_lost
+                pause = pause_s(error.retry_after_s, tries)
+                if not (was_lost or error.retryable):
+                    raise
+                if time.monotonic() + pause > ends_at:
+                    if is_open:
+                        raise _Unanswered(_wording.plain(error.message)) from error
+                    raise
+                tries += 1
+                time.sleep(pause)
+
+    # Following.
+
+    def _wait(self, command: Json, offer: Offer) -> int:
+        began = said_at = time.monotonic()
+        picked_up, tries, silent_s = False, 0, None
+        timeout_s = self._arguments.timeout
+        while True:
+            execution = command.get("execution")
+            taken = (
+                execution in ("claimed", "applying") or command.get("decided_by") == "participant"
+            )
+            if taken and not picked_up:
+                picked_up = True
+                self._output.say(f"picked up {local.clock_text()}")
+            if execution in words.FINAL:
+                return self._conclude(command)
+            now = time.monotonic()
+            waited_s = now - began
+            if timeout_s is not None and waited_s >= timeout_s:
+                return self._still_waiting(command, waited_s, silent_s)
+            try:
+                if now - said_at >= local.WORD_EVERY_S:
+                    said_at = now
+                    session = self._there.session(offer.participant_id, again=True)
+                    silent_s = session.silent_s if session is not None else None
+                    sentence = words.sentence_of(command, waited_s=waited_s, silent_s=silent_s)
+                    self._output.say(str(sentence))
+                pause = _POLL_S if waited_s < _FIRST_POLLS_S else _LATER_POLL_S
+                self._sleep(pause, began, timeout_s)
+                command, tries = self._there.client.get_command(self._id), 0
+            except ApiError as error:
+                if not error.retryable and error.status != 0:
+                    self._output.say(f"Command {self._id} stays; {self._see()}")
+                    raise
+                if not tries:
+                    self._output.say(
+                        f"The server does not answer ({_wording.plain(error.message)}); "
+                        "asking again."
+                    )
+                self._sleep(pause_s(error.retry_after_s, tries), began, timeout_s)
+                tries += 1
+
+    def _sleep(self, pause: float, began: float, timeout_s: float | None) -> None:
+        if timeout_s is not None:
+            pause = max(0.0, min(pause, began + timeout_s - time.monotonic()))
+        time.sleep(pause)
+
+    def _conclude(self, command: Json) -> int:
+        sentence = words.sentence_of(command)
+        if self._output.json:
+            self._output.document(
+                {"sent": True, **words.document_of(command, self._name, sentence)}
+            )
+        else:
+            self._output.line(self._output.sentence(sentence))
+        return local.EXITS.get(words.state_of(command), Exit.UNKNOWN)
+
+    def _still_waiting(self, command: Json, waited_s: float, silent_s: float | None) -> int:
+        sentence = words.sentence_of(command, waited_s=waited_s, silent_s=silent_s)
+        if self._output.json:
+            self._output.document(
+                {"sent": True, **words.document_of(command, self._name, sentence)}
+            )
+        else:
+            self._output.line(self._output.sentence(sentence))
+        self._output.say(f"Command {self._id} stays on the server; {self._see()}")
+        return Exit.STILL_WAITING
+
+    def _say_unknown(self, said: str) -> int:
+        sentence = f"The server did not answer: {said}"
+        self._output.say(sentence)
+        self._output.say(f"Whether it has the command is not known; {self._see()}")
+        if self._output.json:
+            self._output.document({"sent": None, "state": "outcome_unknown", "text": sentence})
+        return Exit.UNKNOWN
+
+    def _see(self) -> str:
+        server = self._arguments.server
+        return f"see: launchhelm control --server {server} {self._there.found.id} log"
+
+
+def _warnings(session: Session) -> list[str]:
+    if not session.is_lost:
+        return []
+    heard = _wording.duration(session.silent_s)
+    valid = _wording.duration(VALID_S)
+    return [f"not heard of for {heard}; the command may wait, and expire after {valid}"]
