@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.official import Driver, command, documents, outcome, why_missing
+from tests.support.scripted_participant import APPLIED, Participant
 from tests.support.v1_server import PROJECT, V1Server, kill, v1_process
 from tests.support.v1_server import start as serve_again
 
@@ -201,6 +203,54 @@ def test_commands_are_carried_out_at_a_safe_point_and_their_outcomes_read_back(
     finished = driver.said("finished")
     assert (finished["lr"], finished["schedule"]) == (0.5, schedule)
     driver.ends()
+
+
+def test_its_client_gives_decides_and_reads_commands_that_a_participant_of_ours_obeys(
+    server: V1Server, start: Start
+) -> None:
+    partly = {
+        "outcome": "outcome_unknown",
+        "failure_code": "DivergedStateError",
+        "applied_on": {"count": 3, "of": 4},
+    }
+
+    def answer(command: dict[str, Any]) -> dict[str, Any]:
+        return partly if command["request"]["input"].get("scale") == 13 else APPLIED
+
+    with Participant(server, answer=answer) as ours:
+        offered = {"open": ours.offer(), "guarded": ours.offer(requires_approval=True)}
+        request = {
+            "scope": {**server.scope, "run_id": ours.run["id"]},
+            "participant_id": ours.id,
+            "epoch": ours.epoch,
+            "targets": [],
+            "safe_point": "lht",
+            "expires_at": "2100-01-01T00:00:00Z",
+            "reason": "a test",
+        }
+        driver = start("commanding", json.dumps({"request": request, **offered}))
+        applied = driver.said("applied")
+        decided = driver.said("decided")
+        assert driver.said("refused")["code"] == "conflict"
+        unknown = driver.said("unknown")["command"]
+        driver.ends()
+
+    assert applied["same"]
+    assert applied["command"]["execution"] == "applied"
+    assert applied["command"]["result"] == APPLIED["result"]
+    assert applied["command"]["applied_at"] == APPLIED["applied_at"]
+    assert applied["command"]["applied_on"] == APPLIED["applied_on"]
+    assert decided["before"] == ["pending_approval", "pending_approval"]
+    assert (decided["cancelled"], decided["approved"]) == ("cancelled", "queued")
+    assert decided["held"]["execution"] == "applied"
+    assert decided["dropped"]["execution"] == "cancelled"
+    assert (unknown["execution"], unknown["failure_code"]) == (
+        "outcome_unknown",
+        "DivergedStateError",
+    )
+    assert unknown["applied_on"] == {"count": 3, "of": 4}
+    inputs = [command["request"]["input"] for command in ours.taken]
+    assert inputs == [{"scale": 0.5}, {"lr": 0.1}, {"scale": 13}]
 
 
 def test_a_command_whose_handler_was_killed_is_never_carried_out_again(
