@@ -167,6 +167,7 @@ class Attached:
                     Discovery([self._directory], clock=self._clock),
                     connection.open_push,
                     connect=connection.connect,
+                    open_pull=connection.open_pull,
                     watch=True,
                     clock=self._clock,
                     on_slice=self._note,

@@ -17,6 +17,7 @@ from syncer.api import wire
 from syncer.api.answers import ApiError
 from syncer.api.client import Client
 from syncer.artifacts import Artifacts
+from syncer.capabilities import Capabilities
 from syncer.facts import Facts
 from syncer.fence import Fence
 from syncer.idmap import IdMap
@@ -66,6 +67,7 @@ class Delivery:
     facts: Facts
     ids: IdMap
     sessions: Sessions
+    capabilities: Capabilities
     artifacts: Artifacts
     intake: Intake
     told: Callable[[], object] = lambda: None

@@ -21,7 +21,7 @@ from launchhelm.store.reader import Reader, list_segments
 from launchhelm.store.sealed import sealed_meta
 from launchhelm.views.fold import Newest, whole_body
 
-FACT_KINDS: Final = frozenset({"def", "sum", "desc", "ev", "close"})
+FACT_KINDS: Final = frozenset({"def", "sum", "desc", "ev", "close", "cap"})
 _DESCRIBED: Final = ("name", "group", "tags", "notes")
 
 
@@ -34,12 +34,14 @@ class Facts:
 
     Attributes:
         version: Rises with every record that may have changed the run's document.
+        offered: Rises with every capability and safe point of a coordinator.
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self.directory = directory
         self.manifest = manifest
         self.version = 0
+        self.offered = 0
         self._described = Newest()
         self._summary = Newest()
         self._reductions = Newest()
@@ -48,6 +50,8 @@ class Facts:
         self._ends: dict[WriterId, Mapping[str, Any]] = {}
         self._writers: set[WriterId] = set()
         self._openings: dict[WriterId, Mapping[str, Any]] = {}
+        self._offers: dict[WriterId, dict[str, tuple[int, Mapping[str, Any]]]] = {}
+        self._safe_points: dict[WriterId, set[str]] = {}
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest, *, clock: Clock = SYSTEM_CLOCK) -> Facts:
@@ -67,6 +71,9 @@ class Facts:
         stamp = (writer.attempt, record.seq)
         if record.kind == "ev":
             self._take_start(writer, body)
+            self._take_safe_point(writer, body)
+        elif record.kind == "cap":
+            self._take_offer(writer, body, record.seq)
         elif record.kind == "close":
             self._ends[writer] = body
             self.version += 1
@@ -80,6 +87,21 @@ class Facts:
         if body.get("type") == "start" and isinstance(world_size, int):
             self._worlds[writer.attempt] = max(world_size, self._worlds.get(writer.attempt, 0))
             self.version += 1
+
+    def _take_safe_point(self, writer: WriterId, body: Mapping[str, Any]) -> None:
+        name = body.get("name")
+        if writer.rank == 0 and body.get("type") == "safe_point" and isinstance(name, str):
+            self._safe_points.setdefault(writer, set()).add(name)
+            self.offered += 1
+
+    def _take_offer(self, writer: WriterId, body: Mapping[str, Any], seq: int) -> None:
+        name = body.get("name")
+        if writer.rank != 0 or not isinstance(name, str) or not isinstance(body.get("id"), str):
+            return
+        offers = self._offers.setdefault(writer, {})
+        if seq >= offers.get(name, (-1, {}))[0]:
+            offers[name] = (seq, body)  # An earlier one of that name is replaced.
+            self.offered += 1
 
     def _take_definition(
         self, writer: WriterId, body: Mapping[str, Any], stamp: tuple[int, int]
@@ -145,6 +167,16 @@ class Facts:
     def unit(self, name: str) -> str:
         """Return the unit that a metric was defined with; "" for none."""
         return self._units.get(name, "")
+
+    # --- what may be commanded --------------------------------------------------------------------
+
+    def offers(self, writer: WriterId) -> list[Mapping[str, Any]]:
+        """Return the capabilities of a coordinator as it recorded them, the newest of each name."""
+        return [body for _, body in self._offers.get(writer, {}).values()]
+
+    def safe_points(self, writer: WriterId) -> frozenset[str]:
+        """Return the safe points that a coordinator has said it passes."""
+        return frozenset(self._safe_points.get(writer, ()))
 
     # --- its end ----------------------------------------------------------------------------------
 

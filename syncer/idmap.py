@@ -23,6 +23,7 @@ from syncer.api.wire import MAX_DOCUMENTS_PER_BATCH, encode
 from syncer.documents import participant_spec, project_spec, run_spec, stream_spec, updated_run
 from syncer.facts import Facts
 from syncer.naming import (
+    CAPABILITY_LABEL,
     PROJECT_LABEL,
     STREAM_LABEL,
     WRITER_LABEL,
@@ -65,6 +66,7 @@ class IdMap:
     ) -> None:
         self.participants: dict[WriterId, str] = {}
         self.known_streams: dict[StreamKey, tuple[str, str]] = {}
+        self._capabilities: dict[str, tuple[str, str]] = {}
         self._client = client
         self._runs = runs or RunIndex(client)
         self._project = project or _project_of(facts)
@@ -213,6 +215,23 @@ class IdMap:
                     mine = found.get(str(writer), mine)
             self.participants[writer] = str(mine["id"])
         return self.participants[writer]
+
+    def capability(self, ours: str, spec: Document) -> tuple[str, str]:
+        """Return id and revision of a capability, which is created as `spec` where there is none.
+
+        Args:
+            ours: Its id in the run.
+            spec: With the label that holds this id.
+        """
+        if ours not in self._capabilities:
+            mine = self._of_run("capability", CAPABILITY_LABEL).get(ours)
+            if mine is None:
+                with self._creating("capability"):
+                    mine = self._client.create_document("capability", self.scope(), spec)
+                if self._is_doubtful("capability"):
+                    mine = self._of_run("capability", CAPABILITY_LABEL).get(ours, mine)
+            self._capabilities[ours] = (str(mine["id"]), str(mine["revision"]))
+        return self._capabilities[ours]
 
     def streams(self, keys: Iterable[StreamKey]) -> dict[StreamKey, tuple[str, str]]:
         """Return id and revision of each stream; new ones are created together."""

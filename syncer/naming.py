@@ -16,6 +16,7 @@ _DIGEST_CHARS: Final = 16
 RUN_LABEL: Final = "launchhelm.offline.run"
 WRITER_LABEL: Final = "launchhelm.offline.writer"
 STREAM_LABEL: Final = "launchhelm.offline.stream"
+CAPABILITY_LABEL: Final = "launchhelm.offline.capability"
 NAME_LABEL: Final = "launchhelm.offline.name"
 """The whole name, where the document's own had to be shortened."""
 

@@ -26,7 +26,9 @@ points: the run's document, sessions, heartbeats, the end.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,19 +37,24 @@ from typing import Any, Final  # Any: changes of the state.
 from launchhelm import _settings
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import LaunchHelmError
+from launchhelm.records import WriterId
+from launchhelm.store import layout
 from launchhelm.store.layout import parse_writer
 from launchhelm.store.manifest import load_manifest, node_of
-from launchhelm.views import Observer, RunView
+from launchhelm.views import Observer, ParticipantView, RunView
 from syncer import retry
 from syncer.api import wire
 from syncer.api.answers import ApiError
 from syncer.api.client import Client
 from syncer.artifacts import Artifacts
+from syncer.capabilities import Capabilities
+from syncer.commands import Voice
 from syncer.delivery import Delivery, Lost, Tally
 from syncer.facts import Facts
 from syncer.idmap import IdMap
 from syncer.inflight import Outbox
 from syncer.intake import Intake, Restriction
+from syncer.keys import Keys
 from syncer.lease import LEASE_S, Lease
 from syncer.runindex import RunIndex
 from syncer.sessions import Sessions
@@ -56,6 +63,9 @@ from syncer.state import Journal, State, find_place, open_journal, server_hex, w
 SLICE_S: Final = 1.0
 SAVE_S: Final = 30.0
 """How often the cursor and acked.json are written while points are sent."""
+
+VOICE_S: Final = 60.0
+"""Commands are claimed only while the coordinator was seen to move this recently."""
 
 _UPDATES: Final = 5
 _GONE: Final = (404, 410)
@@ -86,6 +96,21 @@ class Report:
     advice: retry.Advice | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """The newest rank 0, as last seen.
+
+    Args:
+        writer: Its files.
+        end: As of `ParticipantView`: "" while it goes on.
+        moved_at: Monotonic time at which it was last seen to move; None: never.
+    """
+
+    writer: WriterId
+    end: str
+    moved_at: float | None
+
+
 class RunPush:
     """Sends one run to one server. One thread; nothing here raises for what a server does.
 
@@ -105,6 +130,12 @@ class RunPush:
             there is sent anew.
         state_root: Where the state is if the run cannot be written; the setting by default.
         lease_s: How long a lease holds without its holder.
+
+    Attributes:
+        voice: For whom commands may be claimed now, and with what; read by any thread.
+        coordinator: The newest rank 0, likewise; None while none was seen.
+        extensions: What the server understands beyond the API.
+        keys: Those of the participants.
     """
 
     def __init__(
@@ -124,6 +155,12 @@ class RunPush:
     ) -> None:
         self.directory = run_directory
         self.place: Path | None = None
+        self.voice: Voice | None = None
+        self.coordinator: Coordinator | None = None
+        self.extensions: frozenset[str] = frozenset()
+        self.keys = Keys(client, clock)
+        self._told: deque[str] = deque()
+        self._offered = -1
         self._client = client
         self._project = project
         self._runs = runs
@@ -159,6 +196,30 @@ class RunPush:
         """What of the run cannot be read, or sent, now, one sentence each."""
         return self._delivery.problems if self._delivery is not None else []
 
+    @property
+    def scope(self) -> dict[str, str]:
+        """Where the run's documents are; empty before it was found on the server."""
+        state = self.state
+        return self._client.scope(state.project, state.run) if state and state.run else {}
+
+    @property
+    def reported(self) -> frozenset[str]:
+        """Commands whose outcome the server has, as far as we remember."""
+        state = self.state
+        return frozenset(state.reported) if state is not None else frozenset()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something is to be said to whoever gives commands, before the next heartbeat."""
+        delivery = self._delivery
+        if delivery is None or not delivery.facts.has_coordinator:
+            return False
+        return self.voice is None or delivery.facts.offered != self._offered
+
+    def note_reported(self, command: str) -> None:
+        """Remember, from any thread, that the server has a command's outcome."""
+        self._told.append(command)
+
     # --- the lease --------------------------------------------------------------------------------
 
     def acquire(self) -> bool:
@@ -173,7 +234,7 @@ class RunPush:
         epoch = self._lease.try_acquire()
         if self._delivery is not None and self._delivery.epoch != epoch:
             self._delivery.journal.close()
-            self._delivery = None
+            self._delivery = self.voice = None
         if epoch is None:
             return False
         if self._delivery is None:
@@ -194,6 +255,7 @@ class RunPush:
 
     def _let_go(self) -> None:
         """Forget what is in memory. What is durable is taken up again under a new lease."""
+        self.voice = None
         delivery, self._delivery = self._delivery, None
         if delivery is not None:
             delivery.journal.close()
@@ -239,6 +301,7 @@ class RunPush:
             self.directory, state, outbox, facts, artifacts, self._restriction, clock=clock
         )
         self._is_done, self._described, self._saved_cursor = False, -1, None
+        self._offered = -1
         return Delivery(
             directory=self.directory,
             server=server_hex(client.origin, client.organization),
@@ -250,7 +313,8 @@ class RunPush:
             outbox=outbox,
             facts=facts,
             ids=ids,
-            sessions=Sessions(client, ids, clock),
+            sessions=Sessions(client, ids, clock, self.keys),
+            capabilities=Capabilities(ids, facts),
             artifacts=artifacts,
             intake=intake,
             told=self._tell,
@@ -383,6 +447,8 @@ class RunPush:
 
     def _save(self, delivery: Delivery, *, is_last: bool) -> None:
         """Write down how far we are, for the next holder and for people."""
+        while self._told:
+            delivery.journal.later({"reported": [self._told.popleft()]})
         now = self._clock.monotonic()
         if not is_last and now - self._saved_at < SAVE_S:
             return
@@ -425,6 +491,8 @@ class RunPush:
             if delivery.facts.has_ended(writer):
                 delivery.sessions.end(writer)
         facts, state = delivery.facts, delivery.state
+        if self.voice is not None and facts.has_ended(self.voice.writer):
+            self.voice = None
         if facts.version == self._described or not state.run or state.is_closed:
             return
         if node_of(self.directory):
@@ -445,18 +513,74 @@ class RunPush:
         # No word about the run itself, so not one to be remembered.
         raise ApiError("conflict", "The run's document changes too often.", retryable=True)
 
-    def heartbeat(self) -> None:
+    def heartbeat(self, *, commands: bool = False) -> None:
         """Pass on the heartbeats of processes whose own moved; call it every 15 s.
 
         A failure is left for `step` to meet.
+
+        Args:
+            commands: Also publish what may be commanded, and keep `voice` as it should be.
         """
         delivery = self._speaking()
         if delivery is None or self._clock.monotonic() < self._not_before:
             return
-        with contextlib.suppress(LaunchHelmError, OSError):
+        with contextlib.suppress(LaunchHelmError, OSError, wire.WireError):
             delivery.lease.renew()
             if delivery.lease.still_mine():
-                delivery.sessions.beat(self._look().participants)
+                rows = self._look().participants
+                leader = _leader(rows)
+                if commands:
+                    self._speak(delivery, rows, leader)
+                else:
+                    delivery.sessions.beat(rows)
+                self._note_leader(delivery, leader)
+
+    def look(self) -> None:
+        """Bring `coordinator` up to date without a word to the server."""
+        delivery = self._speaking()
+        if delivery is not None:
+            self._note_leader(delivery, _leader(self._look().participants))
+
+    def _note_leader(self, delivery: Delivery, leader: ParticipantView | None) -> None:
+        self.extensions = delivery.sessions.extensions
+        if leader is not None:
+            moved_at = delivery.sessions.moved_at(leader.writer)
+            self.coordinator = Coordinator(leader.writer, leader.end, moved_at)
+
+    def _speak(
+        self, delivery: Delivery, rows: list[ParticipantView], leader: ParticipantView | None
+    ) -> None:
+        """Say who lives, and what may be commanded while the coordinator does."""
+        offered = delivery.facts.offered
+        sessions, capabilities = delivery.sessions, delivery.capabilities
+        points = {leader.writer: capabilities.safe_points(leader.writer)} if leader else {}
+        sessions.beat(rows, points)
+        session = sessions.session(leader.writer) if leader else None
+        moved_at = sessions.moved_at(leader.writer) if leader else None
+        if (
+            leader is None
+            or leader.end
+            or session is None
+            or moved_at is None
+            or self._is_superseded(leader.writer)
+        ):
+            self.voice = None
+            return
+        self.voice = Voice(
+            writer=leader.writer,
+            participant=delivery.ids.participant(leader.writer),
+            epoch=str(session["epoch"]),
+            scope=delivery.ids.scope(),
+            extensions=frozenset(map(str, session.get("extensions") or ())),
+            offers=capabilities.publish(leader.writer),
+            until=moved_at + VOICE_S,
+        )
+        self._offered = offered
+
+    def _is_superseded(self, writer: WriterId) -> bool:
+        """Whether a newer attempt has begun, which may have no record yet."""
+        numbers = map(layout.parse_attempt, os.listdir(self.directory / layout.ATTEMPTS))
+        return any(number is not None and number > writer.attempt for number in numbers)
 
     def finish_if_ended(self) -> bool:
         """Close the run on the server once it is complete here and all of it is there.
@@ -509,3 +633,9 @@ class RunPush:
             self._view = RunView(self.directory, Observer(self._clock))
         self._view.refresh()
         return self._view
+
+
+def _leader(rows: list[ParticipantView]) -> ParticipantView | None:
+    """Return the newest coordinator."""
+    leaders = [row for row in rows if row.rank == 0]
+    return max(leaders, key=lambda row: (row.attempt, row.started_at or 0.0), default=None)

@@ -21,9 +21,12 @@ from launchhelm.errors import ConfigError, LaunchHelmError
 from syncer import retry, status
 from syncer.api.answers import ApiError
 from syncer.discover import INTERVAL_S, Discovery, Place, data_mark, is_growing, stretched
-from syncer.work import FAILED_S, SLICE_S, Hold, Push, Queue, Report, Work
+from syncer.work import FAILED_S, SLICE_S, Hold, Pull, Push, Queue, Report, Work
 
 HEARTBEAT_S: Final = 15.0
+NEWS_S: Final = 1.0
+"""What can be commanded is told so soon, and a coordinator that moves is noticed."""
+
 LONGEST_IDLE_S: Final = 120.0
 _SHARE_OF_SILENCE: Final = 10.0
 """A run is looked at again after a tenth of the time for which it has not grown."""
@@ -61,6 +64,7 @@ class Service:
         connect: Called before the first push, and again after the key was refused, to use the key
             as it is then. Pushes that were open are closed before and made anew.
         watch: Go on until stopped; else end when everything durable now is sent.
+        open_pull: Makes what asks for the commands of one run, beside its push; None asks for none.
         settled: What files tell of a run before it is opened: None when it has to be, "" when it
             is closed and all of it was sent, else why it is skipped.
         on_slice: Called on the loop's thread after each slice.
@@ -74,6 +78,7 @@ class Service:
         *,
         connect: Callable[[], object] = lambda: None,
         watch: bool = False,
+        open_pull: Callable[[Place, Push], Pull] | None = None,
         settled: Callable[[Place], str | None] = lambda place: None,
         on_slice: Callable[[Work], object] = lambda work: None,
         clock: Clock = SYSTEM_CLOCK,
@@ -87,6 +92,7 @@ class Service:
         self._open_push = open_push
         self._connect = connect
         self._watch = watch
+        self._open_pull = open_pull
         self._settled = settled
         self._on_slice = on_slice
         self._clock = clock
@@ -204,6 +210,7 @@ class Service:
             if work.push is None:
                 work.push = self._open_push(work.place)
             if not work.push.acquire():
+                self._stop_pull(work)
                 self._held(work, work.push)
                 return
             work.held_since = None
@@ -238,9 +245,7 @@ class Service:
 
     def _slice(self, work: Work, push: Push) -> None:
         started = work.served_at
-        if started - work.beat_at >= HEARTBEAT_S:
-            work.beat_at = started
-            push.heartbeat()
+        self._beat(work, push, started)
         mark = data_mark(work.place.directory)
         report = push.step(SLICE_S)
         self._count(work, report)
@@ -254,7 +259,8 @@ class Service:
             work.state = "sending"
             self._put(work, now)
             return
-        if push.finish_if_ended():
+        is_settled = self._settle(work, push)
+        if is_settled and push.finish_if_ended():
             self._answered()
             work.mark, work.is_over = mark, True
         elif not self._watch:
@@ -275,6 +281,33 @@ class Service:
         self._rest(work, now - started)
         self._close_idle()
 
+    def _beat(self, work: Work, push: Push, now: float) -> None:
+        """Say who lives; where commands are asked for, also what may be commanded, and ask."""
+        since = now - work.beat_at
+        if self._open_pull is None or not self._watch:
+            if since >= HEARTBEAT_S:
+                work.beat_at = now
+                push.heartbeat()
+            return
+        if since >= HEARTBEAT_S - NEWS_S or (since >= NEWS_S and push.has_news):
+            work.beat_at = now
+            push.heartbeat(commands=True)
+        if push.voice is not None:
+            if work.pull is None:
+                work.pull = self._open_pull(work.place, push)
+            if not work.pull.is_running:
+                work.pull.start()
+
+    def _settle(self, work: Work, push: Push) -> bool:
+        """Have the outcomes of commands reported where no thread does it; False while some wait."""
+        if self._open_pull is None:
+            return True
+        if work.pull is not None and work.pull.is_running and push.voice is not None:
+            return False
+        if work.pull is None:
+            work.pull = self._open_pull(work.place, push)
+        return work.pull.settle()
+
     def _count(self, work: Work, report: Report) -> None:
         work.points += report.points
         work.bytes += report.bytes
@@ -291,7 +324,11 @@ class Service:
             return
         now = self._clock.monotonic()
         idle_s = max(INTERVAL_S, (now - work.grew_at) / _SHARE_OF_SILENCE)
-        self._put(work, now + min(LONGEST_IDLE_S, stretched(idle_s, took_s)))
+        longest_s = LONGEST_IDLE_S
+        if work.pull is not None and work.push is not None and work.push.voice is not None:
+            # Whoever takes commands is heard of regularly, however little it says.
+            longest_s = HEARTBEAT_S - NEWS_S
+        self._put(work, now + min(longest_s, stretched(idle_s, took_s)))
 
     def _held(self, work: Work, push: Push) -> None:
         """Wait for the lease: a pass only until its holder is seen to live, or must have lapsed."""
@@ -307,7 +344,13 @@ class Service:
         else:
             work.state = "skipped"
 
+    def _stop_pull(self, work: Work) -> None:
+        pull, work.pull = work.pull, None
+        if pull is not None:
+            pull.stop()
+
     def _close(self, work: Work) -> None:
+        self._stop_pull(work)
         push, work.push = work.push, None
         if push is None:
             return
@@ -317,7 +360,11 @@ class Service:
             _log.warning("Closing %s: %s", work.place.directory, error)
 
     def _close_idle(self) -> None:
-        opened = [work for work in self.work.values() if work.push is not None]
+        opened = [
+            work
+            for work in self.work.values()
+            if work.push is not None and (work.pull is None or not work.pull.is_running)
+        ]
         if len(opened) > MAX_OPEN:
             self._close(min(opened, key=lambda work: work.grew_at))
 

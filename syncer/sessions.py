@@ -1,15 +1,13 @@
 """The sessions of a run's processes on a server: one each, opened when first needed, kept alive
-while the process itself beats, ended when it has ended.
+while the process itself moves, ended when it has ended.
 
-Each participant has a key of its own, asked for once per process of ours and kept in memory alone.
-Only a heartbeat that moved on our own clock is passed on; a number in a file proves nothing.
+Only what moved on our own clock is passed on as a heartbeat; a number in a file proves nothing.
 """
 
 from __future__ import annotations
 
-import datetime
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final  # Any: JSON values.
 
@@ -19,27 +17,10 @@ from launchhelm.views import SILENT_S, ParticipantView
 from syncer.api.answers import ApiError
 from syncer.api.client import Client
 from syncer.idmap import IdMap
+from syncer.keys import Keys
 
 BEAT_S: Final = 15.0
-KEY_LIFE_S: Final = 7 * 86_400.0
-KEY_RENEW_S: Final = 6 * 86_400.0
 STEP_EXTENSION: Final = "heartbeat.step"
-
-_NO_KEYS: Final = (400, 403, 404, 405, 422)
-"""Answers of a server that makes no keys, or not for this one: the first key will do."""
-
-_ACTIONS: Final = (
-    "participant.connect",
-    "telemetry.write",
-    "document.create",
-    "document.read",
-    "document.list",
-    "document.update",
-    "artifact.write",
-    "artifact.download",
-    "command.claim",
-    "command.report",
-)
 
 
 @dataclass(slots=True)
@@ -47,13 +28,12 @@ class _Speaker:
     """What we know of one process and its place on the server."""
 
     session: dict[str, Any] | None = None
-    token: str | None = None
-    token_at: float | None = None
-    counter: int | None = None
+    seen: tuple[int | None, float | None] | None = None
     moved_at: float | None = None
     beat_at: float = float("-inf")
     is_fenced: bool = False
     is_over: bool = False
+    safe_points: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -66,49 +46,63 @@ class Sessions:
     client: Client
     ids: IdMap
     clock: Clock
+    keys: Keys
     _speakers: dict[WriterId, _Speaker] = field(default_factory=dict)
 
     def token(self, writer: WriterId) -> str | None:
         """Return the bearer for what one participant says; None means the first key."""
-        speaker = self._of(writer)
-        now = self.clock.monotonic()
-        if speaker.token_at is None or now - speaker.token_at > KEY_RENEW_S:
-            try:
-                speaker.token = self.client.create_key(self._key_body(writer)) or None
-            except ApiError as error:
-                if error.status not in _NO_KEYS:
-                    raise
-                speaker.token = None
-            speaker.token_at = now
-        return speaker.token
+        name = f"rank-{writer.rank}"
+        return self.keys.token(self.ids.participant(writer), self.ids.scope(), name)
 
     def drop_token(self, writer: WriterId) -> bool:
         """Forget a refused bearer; False when it was the first key, or has only just been made."""
-        speaker = self._of(writer)
-        now = self.clock.monotonic()
-        if speaker.token is None or speaker.token_at is None or now - speaker.token_at < BEAT_S:
-            return False
-        speaker.token_at = None
-        return True
+        return self.keys.drop(self.ids.participant(writer))
 
     def epoch(self, writer: WriterId) -> str:
         """Return the epoch of the session of a process, which is opened where there is none."""
         return str(self._session(writer)["epoch"])
 
-    def beat(self, rows: Iterable[ParticipantView]) -> None:
-        """Pass on the heartbeats of those whose own moved, and end the sessions of the others
-        that have ended."""
+    def session(self, writer: WriterId) -> Mapping[str, Any] | None:
+        """Return the session of a process as the server told it last, None while none is live."""
+        speaker = self._of(writer)
+        return None if speaker.is_fenced or speaker.is_over else speaker.session
+
+    @property
+    def extensions(self) -> frozenset[str]:
+        """What the server understands beyond the API, as far as a session has told."""
+        told = (it.session.get("extensions") or () for it in self._speakers.values() if it.session)
+        return frozenset(str(name) for names in told for name in names)
+
+    def moved_at(self, writer: WriterId) -> float | None:
+        """Return when a process was last seen to move, None when it never was."""
+        return self._of(writer).moved_at
+
+    def beat(
+        self,
+        rows: Iterable[ParticipantView],
+        safe_points: Mapping[WriterId, Collection[str]] | None = None,
+    ) -> None:
+        """Pass on the heartbeats of those that moved, and end the sessions of the others that have
+        ended.
+
+        Args:
+            rows: The processes as their files show them.
+            safe_points: Where those that take commands take them; new ones are told at once.
+        """
         now = self.clock.monotonic()
         for row in rows:
             speaker = self._of(row.writer)
-            if row.counter != speaker.counter:
-                # The first sight of a counter may be years after it was written.
-                speaker.moved_at = now if speaker.counter is not None else None
-                speaker.counter = row.counter
+            # A record of any kind is as good a sign as the counter of the heartbeats.
+            seen = (row.counter, row.last_at)
+            if seen != speaker.seen:
+                # What is seen for the first time may be years old.
+                speaker.moved_at = now if speaker.seen is not None else None
+                speaker.seen = seen
+            wanted = frozenset((safe_points or {}).get(row.writer, ()))
             if row.end:
                 self.end(row.writer)
-            elif self._is_due(speaker, now):
-                self._beat(row, speaker, now)
+            elif self._is_due(speaker, now, wanted):
+                self._beat(row, speaker, now, wanted)
 
     def end(self, writer: WriterId, *, epoch: str = "") -> None:
         """End the session of a process that has ended, if we hold one.
@@ -143,21 +137,27 @@ class Sessions:
             if speaker.session is not None and not speaker.is_over
         ]
 
-    def _is_due(self, speaker: _Speaker, now: float) -> bool:
+    def _is_due(self, speaker: _Speaker, now: float, wanted: frozenset[str]) -> bool:
         moved = speaker.moved_at is not None and now - speaker.moved_at < SILENT_S
         # A little early rather than a whole interval late.
-        return moved and not speaker.is_fenced and now - speaker.beat_at >= BEAT_S - 1.0
+        is_time = now - speaker.beat_at >= BEAT_S - 1.0 or not wanted <= speaker.safe_points
+        return moved and not speaker.is_fenced and is_time
 
-    def _beat(self, row: ParticipantView, speaker: _Speaker, now: float) -> None:
+    def _beat(
+        self, row: ParticipantView, speaker: _Speaker, now: float, wanted: frozenset[str]
+    ) -> None:
         session = self._session(row.writer)
         step = row.step if STEP_EXTENSION in (session.get("extensions") or ()) else None
+        is_new = not wanted <= speaker.safe_points
         try:
             speaker.session = self.client.heartbeat(
                 self.ids.participant(row.writer),
                 str(session["epoch"]),
                 step=step,
+                safe_points=sorted(wanted) if is_new else None,
                 token=self.token(row.writer),
             )
+            speaker.safe_points |= wanted
         except ApiError as error:
             if error.code != "conflict" and error.status != 409:
                 raise
@@ -177,21 +177,3 @@ class Sessions:
 
     def _of(self, writer: WriterId) -> _Speaker:
         return self._speakers.setdefault(writer, _Speaker())
-
-    def _key_body(self, writer: WriterId) -> dict[str, Any]:
-        until = datetime.datetime.fromtimestamp(self.clock.wall() + KEY_LIFE_S, datetime.UTC)
-        return {
-            "name": f"rank-{writer.rank}",
-            "participant_id": self.ids.participant(writer),
-            "expires_at": until.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "grants": [
-                {
-                    "effect": "allow",
-                    "scope": self.ids.scope(),
-                    "actions": list(_ACTIONS),
-                    "kinds": ["*"],
-                    "resources": ["*"],
-                    "bounds": {},
-                }
-            ],
-        }

@@ -120,6 +120,7 @@ class State:
     points: int = 0
     verdict: dict[str, Any] | None = None
     is_closed: bool = False
+    reported: set[str] = field(default_factory=set)
     at: float = 0.0
     error: str = ""
 
@@ -169,6 +170,8 @@ class State:
                     for first, last in self.streams[number].coverage
                 ],
             }
+        for begin in range(0, len(reported := sorted(self.reported)), _PER_LINE):
+            yield {"reported": reported[begin : begin + _PER_LINE]}
         yield {"fly": [flight.wire() for flight in self.flights.values()]}
         asides = [[self.number[it.key], it.seq, it.size, it.why] for it in self.aside]
         yield {"aside": asides}
@@ -253,6 +256,7 @@ _FIELDS: Final[dict[str, Any]] = {
     "points": _setter("points"),
     "verdict": _setter("verdict"),
     "closed": _setter("is_closed"),
+    "reported": lambda state, value: state.reported.update(value),
     "at": _setter("at"),
     "error": _setter("error"),
 }

@@ -54,6 +54,16 @@ class Push(Protocol):
         """What of the run cannot be read now."""
         ...
 
+    @property
+    def voice(self) -> object:
+        """For whom commands may be claimed now; None for nobody."""
+        ...
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the next heartbeat is wanted soon."""
+        ...
+
     def acquire(self) -> bool:
         """Take or renew the lease; False while another syncer holds it."""
         ...
@@ -62,8 +72,8 @@ class Push(Protocol):
         """Send for so long."""
         ...
 
-    def heartbeat(self) -> object:
-        """Pass on which processes are alive."""
+    def heartbeat(self, *, commands: bool = False) -> object:
+        """Pass on which processes are alive; also what may be commanded."""
         ...
 
     def finish_if_ended(self) -> object:
@@ -72,6 +82,27 @@ class Push(Protocol):
 
     def close(self) -> object:
         """Let go of the lease and of everything open."""
+        ...
+
+
+class Pull(Protocol):
+    """The commands of one run; see syncer/pull.py."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its thread is at work."""
+        ...
+
+    def start(self) -> object:
+        """Start its thread."""
+        ...
+
+    def settle(self) -> bool:
+        """Report what is known now; True when nothing is left to report."""
+        ...
+
+    def stop(self) -> object:
+        """Claim nothing any more."""
         ...
 
 
@@ -97,6 +128,7 @@ class Work:
     refused: int = 0
     pending: int = 0
     push: Push | None = field(default=None, repr=False)
+    pull: Pull | None = field(default=None, repr=False)
     due: float = 0.0
     grew_at: float = 0.0
     beat_at: float = float("-inf")

@@ -179,6 +179,14 @@ def waiting(run_directory: Path) -> list[tuple[CommandName, Command | None]]:
     return found
 
 
+def read_command(path: Path) -> Command | None:
+    """Read a command file, None when it is gone or not a command."""
+    try:
+        return decode(_read(path)[0])
+    except (OSError, ValueError):
+        return None
+
+
 class Inbox:
     """The coordinator's side of control/. Not thread-safe: the recorder's thread owns it.
 
@@ -249,10 +257,7 @@ class Inbox:
 
     def read(self, name: CommandName) -> Command | None:
         """Read a listed file, None when it is gone or not a command."""
-        try:
-            return decode(_read(self._control / str(name))[0])
-        except (OSError, ValueError):
-            return None
+        return read_command(self._control / str(name))
 
     def remove(self, name: CommandName) -> bool:
         """Remove a taken file whose outcome is durable; False to be asked again later."""

@@ -29,6 +29,8 @@ UPLOAD_TIMEOUT_S: Final = 120.0
 OBJECT_TOTAL_S: Final = 900.0
 """A part of 64 MiB at 75 kB/s."""
 KEEP_ALIVE_S: Final = 30.0
+MAX_CONNECTIONS: Final = 1024
+"""A parked claim takes one for as long as it waits, and there may be as many as live runs."""
 
 
 class Trust:
@@ -223,7 +225,7 @@ class Connection:
             follow_redirects=False,
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
             timeout=self.timeout_s,
-            limits=httpx.Limits(max_connections=32, keepalive_expiry=KEEP_ALIVE_S),
+            limits=httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S),
             mounts=direct,
             transport=transport,
         )
