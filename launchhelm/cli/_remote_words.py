@@ -31,8 +31,18 @@ _WHY: Final = {
     "epoch_superseded": "the run was started anew before it could be applied",
     "state_revision_moved": "another command was applied first; send it again if still wanted",
     "lease_lost": "whoever carries it out was not heard of in time, and may still report",
+    "begin_rejected": "the server took it back before it reached the run",
+    "begin_uncertain": "the server could not be asked before it would have reached the run",
+    "fingerprint_mismatch": "what arrived is not what was submitted",
+    "handler_unavailable_or_changed": "the run does not offer this control any more, or changed it",
+    "local_validation": "the run does not take this value; its own log may say why",
+    "not_permitted": "whoever syncs the run may not control it",
+    "rank_gone": "a process has left the group",
+    "run_ended": "the run ended before it could be applied",
+    "runtime_restart": "the run, or whoever syncs it, was restarted meanwhile",
+    "undeclared_safe_point": "the run does not come to that safe point",
 }
-"""What the server's own codes mean; those of the run come with its own words or none."""
+"""What codes mean. A server keeps no words of the run beside them; other codes stand alone."""
 
 
 def state_of(command: Json) -> str:
@@ -97,9 +107,12 @@ def changes_of(result: Any) -> dict[str, Any]:
     found = listed if isinstance(listed, Mapping) else result
     old, new = found.get("old"), found.get("new")
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        return {name: {"old": old.get(name), "new": value} for name, value in new.items()}
+        return {
+            str(name): {"old": _plain(old.get(name)), "new": _plain(value)}
+            for name, value in new.items()
+        }
     return {
-        str(name): change
+        str(name): {side: _plain(value) for side, value in change.items()}
         for name, change in found.items()
         if isinstance(change, Mapping) and {"old", "new"} <= change.keys()
     }
@@ -167,6 +180,19 @@ def _places(listed: Any) -> dict[str, Any]:
 def _number(value: Any) -> Any:
     text = str(value)
     return int(text) if text.removeprefix("-").isdecimal() and len(text) <= 18 else value
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with the numbers that stand as texts read."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping) and value.keys() == {"$number", "value"}:
+        try:
+            number = float(value["value"])
+            return int(value["value"]) if value["$number"] == "integer" else number
+        except (TypeError, ValueError):
+            return value
+    return value
 
 
 def _whole(value: Any) -> int | None:

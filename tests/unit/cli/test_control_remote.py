@@ -368,11 +368,21 @@ def test_without_a_server_no_network_package_is_imported(tmp_path: Path) -> None
     [
         {"lr": {"old": 1, "new": 2}},
         {"changes": {"lr": {"old": 1, "new": 2}}},
-        {"old": {"lr": 1}, "new": {"lr": 2}},
+        {"old": {"lr": 1}, "new": {"lr": 2}, "checked": True},
+        {
+            "old": {"lr": {"$number": "integer", "value": "1"}},
+            "new": {"lr": {"$number": "integer", "value": "2"}},
+        },
     ],
 )
 def test_old_and_new_are_read_from_a_result_that_names_them(result: Any) -> None:
     assert changes_of(result) == {"lr": {"old": 1, "new": 2}}
+
+
+def test_numbers_that_json_has_not_are_read_too() -> None:
+    typed = {"$number": "nonfinite", "value": "inf"}
+    found = changes_of({"old": {"lr": [1, typed]}, "new": {"lr": [{"$number": "x", "value": "y"}]}})
+    assert found == {"lr": {"old": [1, float("inf")], "new": [{"$number": "x", "value": "y"}]}}
 
 
 @pytest.mark.parametrize("result", [None, {"lr": [0.05]}, [1], "done", {"old": 1}])
