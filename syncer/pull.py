@@ -122,6 +122,7 @@ class RunPull:
         push: Of the same run, with the lease.
         server: Its name, of `state.server_hex`.
         clock: Whose monotonic time decides.
+        wait: Sleeps for so many seconds or until stopped; tests turn their clock instead.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class RunPull:
         server: str,
         *,
         clock: Clock = SYSTEM_CLOCK,
+        wait: Callable[[float], object] | None = None,
     ) -> None:
         self.trouble = ""
         self.asked_at: float | None = None
@@ -153,6 +155,7 @@ class RunPull:
         self._tries = 0
         self._busy = threading.Lock()
         self._wakes = threading.Event()
+        self._wait = wait or self._wakes.wait
         self._is_stopped = False
         self._thread: threading.Thread | None = None
 
@@ -194,7 +197,7 @@ class RunPull:
     def _run(self) -> None:
         while not self._is_stopped:
             try:
-                wait_s = self._turn()
+                wait_s = self.turn()
                 self.trouble, self._tries = "", 0
             except ApiError as error:
                 wait_s = self._advised(error)
@@ -206,7 +209,7 @@ class RunPull:
                 self.trouble = f"our failure, {type(error).__name__}: {error}"
                 wait_s = TROUBLE_S
             if not self._is_stopped:
-                self._wakes.wait(wait_s)
+                self._wait(wait_s)
 
     def _advised(self, error: ApiError) -> float:
         advice = retry.decide(error, tries=self._tries)
@@ -216,7 +219,7 @@ class RunPull:
             return advice.seconds
         return min(TROUBLE_S, 2.0**self._tries)
 
-    def _turn(self) -> float:
+    def turn(self) -> float:
         """Do what is to be done once; return how long to wait."""
         voice = self._push.voice
         now = self._clock.monotonic()
@@ -422,7 +425,7 @@ class RunPull:
                 if left_s <= 0 or self._is_stopped:
                     return "begin_uncertain"
                 self.trouble = advice.why
-                self._wakes.wait(min(left_s, retry.pause_s(None, tries)))
+                self._wait(min(left_s, retry.pause_s(None, tries)))
                 tries += 1
                 state = self._state(origin)
             if state == "applying":
@@ -430,7 +433,7 @@ class RunPull:
             left_s = BEGIN_S - (self._clock.monotonic() - started)
             if state != "claimed" or left_s <= 0 or self._is_stopped:
                 return "begin_uncertain"
-            self._wakes.wait(min(left_s, retry.pause_s(None, tries)))
+            self._wait(min(left_s, retry.pause_s(None, tries)))
             tries += 1
 
     def _state(self, origin: Origin) -> str | None:

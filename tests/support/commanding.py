@@ -15,10 +15,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from launchhelm.records import FINAL_STATES, Outcome
 from launchhelm.store.layout import parse_writer
@@ -31,6 +31,7 @@ from tests.support.v1_server import V1Server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMIT_S = 60.0
+T = TypeVar("T")
 ENDED = ("applied", "rejected", "cancelled", "failed", "outcome_unknown")
 
 TRAIN = """
@@ -44,6 +45,8 @@ out = open(said, "a", buffering=1)
 @run.command("after_step")
 def set_lr(lr: float) -> dict:
     out.write(json.dumps(lr) + "\\n")
+    while lr < 0:
+        time.sleep(1.0)
     return {"lr": [lr]}
 
 @run.command("never")
@@ -100,12 +103,18 @@ class Training:
 
 
 @contextlib.contextmanager
-def training(root: Path, said: Path, *, step_s: float = 0.005) -> Iterator[Training]:
+def training(
+    root: Path,
+    said: Path,
+    *,
+    step_s: float = 0.005,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Training]:
     """Train in a process of its own, which is gone at the end of the block."""
     said.touch()
     process = subprocess.Popen(
         [sys.executable, "-c", TRAIN, str(root), str(said), str(step_s)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(environment or {})},
         stdout=subprocess.DEVNULL,
     )
     try:
@@ -125,7 +134,7 @@ def wait_for_run(root: Path) -> Path:
     return wait(found, "a run")
 
 
-def wait(condition: Any, what: str, limit_s: float = LIMIT_S) -> Any:
+def wait(condition: Callable[[], T | None], what: str, limit_s: float = LIMIT_S) -> T:
     """Ask until the answer is true, and return it."""
     deadline = time.monotonic() + limit_s
     while not (answer := condition()):
@@ -187,13 +196,11 @@ class Desk:
         """Return the live session of a participant: its epoch, and the state revision."""
 
         def found() -> dict[str, Any] | None:
-            for epoch in range(1, 6):
-                try:
-                    return self.client.heartbeat(participant, str(epoch))
-                except ApiError as error:
-                    if error.status == 404:
-                        return None
-            return None
+            try:
+                return self.client.session(participant)
+            except ApiError as error:
+                assert error.status in (404, 409), error
+                return None
 
         return wait(found, "a session")
 
