@@ -38,16 +38,16 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar  # Any: JSON of the API.
+from typing import Any, Final, Protocol  # Any: JSON of the API.
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.store import layout
 from launchhelm.store.layout import CommandName
 from launchhelm.views import SILENT_S
 from syncer import commands, retry
-from syncer.api import wire
 from syncer.api.answers import ApiError
 from syncer.api.client import Client
+from syncer.commandcalls import CommandCalls
 from syncer.commands import Origin, Voice
 from syncer.intents import Intent, Intents, Listing
 from syncer.keys import Keys
@@ -70,7 +70,6 @@ IDLE_S: Final = 1.0
 REST_S: Final = 5.0
 TROUBLE_S: Final = 60.0
 
-_T = TypeVar("_T")
 _log = logging.getLogger("launchhelm")
 
 
@@ -143,6 +142,7 @@ class RunPull:
         self._push = push
         self._server = server
         self._clock = clock
+        self._calls = CommandCalls(client, push, clock, self._sleep)
         self._intents = Intents(run_directory)
         self._outcomes = Outcomes(run_directory, server, clock)
         self._reported = set(push.reported)
@@ -208,8 +208,11 @@ class RunPull:
                 _log.exception("Commands of %s are not asked for.", self._directory)
                 self.trouble = f"our failure, {type(error).__name__}: {error}"
                 wait_s = TROUBLE_S
-            if not self._is_stopped:
-                self._wait(wait_s)
+            self._sleep(wait_s)
+
+    def _sleep(self, seconds: float) -> None:
+        if not self._is_stopped:
+            self._wait(seconds)
 
     def _advised(self, error: ApiError) -> float:
         advice = retry.decide(error, tries=self._tries)
@@ -236,13 +239,7 @@ class RunPull:
             return IDLE_S
         asked = self._clock.monotonic()
         wait_s = min(CLAIM_S, voice.until - asked)
-        command = self._with_key(
-            voice.participant,
-            self._client.claim,
-            voice.participant,
-            voice.epoch,
-            max(1, int(1000 * wait_s)),
-        )
+        command = self._calls.claim(voice, wait_s)
         self.asked_at = self._clock.wall()
         if command is None:
             # A server that does not hold a claim must not be asked without a pause.
@@ -367,7 +364,7 @@ class RunPull:
             self._say(origin, commands.rejected(origin, "inbox_unavailable"))
             return
         self._listed_at = float("-inf")
-        code = self._begin(origin, started)
+        code = self._calls.begin(origin, started + BEGIN_S, lambda: self._is_stopped)
         if code:
             refused = self._intents.refuse(intent, code)
             if refused is not None:
@@ -401,49 +398,6 @@ class RunPull:
             self._hold(origin, self._clock.monotonic())
             return True
         return False
-
-    def _begin(self, origin: Origin, started: float) -> str:
-        """Get the right to deliver; return the failure code when it cannot be had, "" else."""
-        tries = 0
-        while True:
-            try:
-                self._with_key(
-                    origin.participant,
-                    self._client.begin,
-                    origin.id,
-                    origin.lease,
-                    origin.epoch,
-                )
-                return ""
-            except ApiError as error:
-                advice = retry.decide(error, tries=tries)
-            if not isinstance(advice, retry.Wait):
-                return "begin_rejected"
-            state = self._state(origin)
-            while state is None:
-                left_s = BEGIN_S - (self._clock.monotonic() - started)
-                if left_s <= 0 or self._is_stopped:
-                    return "begin_uncertain"
-                self.trouble = advice.why
-                self._wait(min(left_s, retry.pause_s(None, tries)))
-                tries += 1
-                state = self._state(origin)
-            if state == "applying":
-                return ""
-            left_s = BEGIN_S - (self._clock.monotonic() - started)
-            if state != "claimed" or left_s <= 0 or self._is_stopped:
-                return "begin_uncertain"
-            self._wait(min(left_s, retry.pause_s(None, tries)))
-            tries += 1
-
-    def _state(self, origin: Origin) -> str | None:
-        """Ask where a command stands; None when nobody answers, "" when it is not ours any more."""
-        try:
-            found = self._with_key(origin.participant, self._client.get_command, origin.id)
-        except ApiError:
-            return None
-        mine = found.get("lease_id") in (None, origin.lease)
-        return str(found.get("execution")) if mine else ""
 
     # --- from the run to the server ---------------------------------------------------------------
 
@@ -500,52 +454,10 @@ class RunPull:
         for hand in self._hands.values():
             if now - hand.renewed_at < RENEW_S:
                 continue
-            origin = hand.origin
-            try:
-                self._with_key(
-                    origin.participant,
-                    self._client.renew,
-                    origin.id,
-                    origin.lease,
-                    origin.epoch,
-                )
-            except ApiError as error:
-                if error.status not in (404, 409):
-                    raise  # These two change nothing: the run has it, and its word is reported.
+            self._calls.renew(hand.origin)
             hand.renewed_at = now
 
     def _say(self, origin: Origin, body: dict[str, Any]) -> None:
-        """Report a result, in as few words as the server insists on."""
-        plain = {name: value for name, value in body.items() if name != "applied_on"}
-        for said in (body, plain, {**plain, "result": None}):
-            try:
-                self._with_key(origin.participant, self._client.result, origin.id, said)
-                break
-            except wire.WireError:
-                continue
-            except ApiError as error:
-                if error.code == "http_error" or error.status not in (400, 404, 409, 413, 422):
-                    raise
-                if error.status in (404, 409):
-                    # It is not there any more, or the server has decided otherwise for good.
-                    _log.warning(
-                        "The server does not take that command %s is %s: %s",
-                        origin.id,
-                        body["outcome"],
-                        error.message,
-                    )
-                    break
-        else:
-            _log.warning("The server takes no result of command %s.", origin.id)
+        self._calls.result(origin, body)
         self._reported.add(origin.id)
         self._push.note_reported(origin.id)
-
-    def _with_key(self, participant: str, call: Callable[..., _T], *arguments: Any) -> _T:
-        """Call the server with the key of a participant; with a new one when it is refused."""
-        keys, scope = self._push.keys, self._push.scope
-        try:
-            return call(*arguments, token=keys.token(participant, scope))
-        except ApiError as error:
-            if error.status not in (401, 403) or not keys.drop(participant):
-                raise
-            return call(*arguments, token=keys.token(participant, scope))

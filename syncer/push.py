@@ -533,7 +533,7 @@ class RunPush:
                     self._speak(delivery, rows, leader)
                 else:
                     delivery.sessions.beat(rows)
-                self._note_leader(delivery, leader)
+                    self._note_leader(delivery, leader)
 
     def look(self) -> None:
         """Bring `coordinator` up to date without a word to the server."""
@@ -555,6 +555,7 @@ class RunPush:
         sessions, capabilities = delivery.sessions, delivery.capabilities
         points = {leader.writer: capabilities.safe_points(leader.writer)} if leader else {}
         sessions.beat(rows, points)
+        self._note_leader(delivery, leader)  # Before a voice, which is judged by it.
         session = sessions.session(leader.writer) if leader else None
         moved_at = sessions.moved_at(leader.writer) if leader else None
         if (

@@ -327,7 +327,7 @@ class Service:
         longest_s = LONGEST_IDLE_S
         if work.pull is not None and work.push is not None and work.push.voice is not None:
             # Whoever takes commands is heard of regularly, however little it says.
-            longest_s = HEARTBEAT_S - NEWS_S
+            longest_s = max(0.0, work.beat_at + HEARTBEAT_S - NEWS_S - now)
         self._put(work, now + min(longest_s, stretched(idle_s, took_s)))
 
     def _held(self, work: Work, push: Push) -> None:
@@ -363,7 +363,7 @@ class Service:
         opened = [
             work
             for work in self.work.values()
-            if work.push is not None and (work.pull is None or not work.pull.is_running)
+            if work.push is not None and (self._open_pull is None or work.push.voice is None)
         ]
         if len(opened) > MAX_OPEN:
             self._close(min(opened, key=lambda work: work.grew_at))

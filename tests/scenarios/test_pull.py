@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from launchhelm.records import Command
+from launchhelm.store.inbox import send
 from syncer.api.answers import ApiError
 from syncer.server import lifecycle
-from tests.support.commanding import Desk, Training, training, wait
+from tests.support.commanding import Desk, Training, training, wait, wait_for_run
+from tests.support.ranks import Ranks, Tell
 from tests.support.sync_command import SyncCommand, lease_of
 from tests.support.v1_server import PROJECT, V1Server, v1_server
 
@@ -80,18 +85,22 @@ def test_thirty_commands_are_visible_as_applied_soon(
 
 
 KILL = """
-import os, signal
+import os, signal, time
 from syncer.api.client import Client
 from syncer.intents import Intents
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1.0)  # Another thread may be the first to learn of it.
 
 def kill(kind, name, before):
     real = getattr(kind, name)
     def dying(self, *arguments, **options):
         if before:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         answer = real(self, *arguments, **options)
         if answer is not None:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         return answer
     setattr(kind, name, dying)
 
@@ -262,3 +271,117 @@ def test_a_run_with_a_syncer_of_its_own_takes_commands_too(
             assert desk.run()["spec"]["state"] == "closed"
         finally:
             desk.close()
+
+
+def controlled(rank: int, size: int, tell: Tell, root: str, end: str) -> dict[str, Any]:
+    """Train on all ranks until told to end; rank 1 cannot set the gain to 0.25."""
+    import torch
+    import torch.distributed as dist
+
+    import launchhelm.torch as lht
+    from launchhelm.torch._controls import Tunable
+
+    if rank == 1:
+        set_value = Tunable.take
+
+        def fail(self: Tunable, value: object) -> None:
+            set_value(self, value)
+            if value == 0.25:
+                raise RuntimeError("this rank had bad luck")
+
+        Tunable.take = fail  # type: ignore[method-assign]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    trainer = lht.init("quickstart", state_dir=root)
+    trainer.watch(None, optimizer)  # type: ignore[arg-type]
+    trainer.tunable("gain", 0.5)
+    rates: list[float] = []
+    diverged = 0
+    is_over = torch.zeros(1)
+    while not is_over:
+        try:
+            trainer.step(loss=1.0)
+        except lht.DivergedStateError:
+            diverged = 1
+            break
+        rate = optimizer.param_groups[0]["lr"]
+        if not rates or rates[-1] != rate:
+            rates.append(rate)
+        time.sleep(0.005)
+        is_over += os.path.exists(end)
+        dist.all_reduce(is_over)
+    trainer.finish()
+    return {"rates": rates, "diverged": diverged}
+
+
+def test_commands_land_on_all_ranks_and_a_partial_failure_is_told_as_what_it_is(
+    tmp_path: Path, server: V1Server, sync: SyncCommand, root: Path
+) -> None:
+    with (
+        Ranks(controlled, 2, root=str(root), end=str(tmp_path / "end")) as ranks,
+        sync.watching(root),
+    ):
+        desk = Desk(server, wait_for_run(root).name)
+        try:
+            halved = desk.submit("lr", {"scale": 0.5}, safe_point="lht")
+            applied = desk.ended(halved)
+            misfit = desk.submit("lr", {"lr": 0.0}, safe_point="lht")
+            rejected = desk.ended(misfit)
+            luckless = desk.submit("set_gain", {"value": 0.25}, safe_point="lht")
+            ended = ranks.wait()
+            unknown = desk.ended(luckless)
+        finally:
+            desk.close()
+    assert [one.code for one in ended] == [0, 0], ended
+    assert [one.value["rates"] for one in ended] == [[0.1, 0.05]] * 2
+    assert applied["execution"] == "applied" and applied["applied_on"] == {"count": 2, "of": 2}
+    assert applied["result"]["new"] and applied["result"]["old"], applied["result"]
+    assert [place["axis"] for place in applied["applied_at"]] == ["step"]
+    assert (rejected["execution"], rejected["failure_code"]) == ("rejected", "local_validation")
+    assert unknown["execution"] == "outcome_unknown"
+    assert unknown["failure_code"] == "DivergedStateError"
+    assert unknown["applied_on"] == {"count": 1, "of": 2}
+    assert [one.value["diverged"] for one in ended] == [1, 1]
+
+
+def test_a_syncer_that_was_stopped_before_it_delivers_delivers_nothing_when_it_wakes(
+    sync: SyncCommand, root: Path, job: Training, desk: Desk
+) -> None:
+    sync.change = lease_of(0.5)
+    stop = KILL.replace("SIGKILL", "SIGSTOP") + "kill(Intents, 'deliver', before=True)"
+    with sync.watching(root, change=stop) as stopped:
+        command = desk.submit("set_lr", {"lr": 0.5})
+        wait(lambda: state_of(stopped.pid) == "T", "the first to stop")
+        with sync.watching(root):
+            ended = desk.ended(command)
+            assert (ended["execution"], ended["failure_code"]) == ("rejected", "runtime_restart")
+            stopped.send_signal(signal.SIGCONT)
+            other = desk.submit("set_lr", {"lr": 0.25})
+            assert desk.ended(other)["execution"] == "applied"
+    assert job.applied == [0.25]
+    assert desk.get(command)["execution"] == "rejected"
+    assert not server_flags(desk)
+
+
+def state_of(pid: int) -> str:
+    """Return the letter by which the kernel names what a process does."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_commands_of_a_server_and_of_this_host_are_ordered_by_the_run(
+    sync: SyncCommand, root: Path, job: Training, desk: Desk
+) -> None:
+    with sync.watching(root):
+        given = [desk.submit("set_lr", {"lr": 0.0})]
+        for number in range(1, 5):
+            local = Command(f"local-{number}", "set_lr", {"lr": float(number)})
+            send(job.directory, local)
+            assert desk.ended(given[-1])["execution"] == "applied"
+            given.append(desk.submit("set_lr", {"lr": 10.0 * number}))
+        assert desk.ended(given[-1])["execution"] == "applied"
+        wait(lambda: len(job.applied) == 9, "all nine")
+        job.end()
+    outcomes = job.outcomes()
+    locals_ = {f"local-{number}" for number in range(1, 5)}
+    assert set(outcomes) == locals_ | {it["id"] for it in given}
+    assert all([it.state for it in each] == ["applied"] for each in outcomes.values())
+    assert sorted(job.applied) == [0.0, 1.0, 2.0, 3.0, 4.0, 10.0, 20.0, 30.0, 40.0]

@@ -109,11 +109,13 @@ def test_a_request_that_is_not_the_one_that_was_signed_is_refused(forged: dict[s
 
 def test_the_inbox_gets_all_that_is_needed_to_act_and_to_report() -> None:
     request = command()["request"]
-    made = commands.inbox_command(request, OFFER, ORIGIN, WRITER, issued_by="https://far", now=NOW)
+    made = commands.inbox_command(
+        request, OFFER, ORIGIN, WRITER, issued_by="https://127.0.0.1", now=NOW
+    )
     made = decode(encode(made))
     assert (made.id, made.name, made.payload) == (ID, "lr", {"scale": 0.5})
     assert (made.for_attempt, made.valid_s, made.revision) == (3, 60.0, 12)
-    assert (made.issued_by, made.reason) == ("https://far", "halve the rate")
+    assert (made.issued_by, made.reason) == ("https://127.0.0.1", "halve the rate")
     assert Origin.parse(made.server, SERVER) == ORIGIN
 
 

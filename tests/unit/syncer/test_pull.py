@@ -52,7 +52,7 @@ class Far:
         during: Called in the middle of a call of that name.
     """
 
-    origin: str = "https://far"
+    origin: str = "https://127.0.0.1"
     offered: list[dict[str, Any]] = field(default_factory=list)
     script: dict[str, list[Any]] = field(default_factory=dict)
     said: list[tuple[str, Any]] = field(default_factory=list)

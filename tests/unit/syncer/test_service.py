@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from syncer.api.answers import ApiError
 from syncer.discover import Discovery, Place
 from syncer.lease import Lease
 from syncer.service import HEARTBEAT_S, HELD_LIMIT_S, MAX_OPEN, UNREACHABLE_S, Service
-from syncer.work import Work
+from syncer.work import Push, Work
 from tests.support.cli_runs import MadeRun
 from tests.support.runs import TurnedClock
 
@@ -48,6 +49,8 @@ class Script:
     problems: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     stepped_at: list[float] = field(default_factory=list)
+    voice: object = None
+    has_news: bool = False
 
     def acquire(self) -> bool:
         return not self.held
@@ -64,7 +67,7 @@ class Script:
             raise step
         return step
 
-    def heartbeat(self) -> None:
+    def heartbeat(self, *, commands: bool = False) -> None:
         self.log.append("beat")
 
     def finish_if_ended(self) -> bool:
@@ -72,6 +75,27 @@ class Script:
 
     def close(self) -> None:
         self.log.append("close")
+
+
+@dataclass
+class Asking:
+    """What asks for the commands of one run, as far as a service sees it."""
+
+    is_running: bool = False
+    settled: list[bool] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+
+    def start(self) -> None:
+        self.is_running = True
+        self.log.append("start")
+
+    def settle(self) -> bool:
+        self.log.append("settle")
+        return self.settled.pop(0) if self.settled else True
+
+    def stop(self) -> None:
+        self.is_running = False
+        self.log.append("stop")
 
 
 def sent(points: int, *, done: bool = True) -> Slice:
@@ -87,6 +111,7 @@ class Rig:
         self.scripts: dict[Path, Script] = {}
         self.order: list[Path] = []
         self.opened: list[tuple[float, Path]] = []
+        self.asking: Asking | None = None
         self.keys = 0
         self.refusals: list[LaunchHelmError] = []
 
@@ -98,6 +123,10 @@ class Rig:
     def open(self, place: Place) -> Script:
         self.opened.append((self.clock.at, place.directory))
         return self.scripts[place.directory]
+
+    def open_pull(self, place: Place, push: Push) -> Asking:
+        assert push is self.scripts[place.directory] and self.asking is not None
+        return self.asking
 
     def connect(self) -> None:
         self.keys += 1
@@ -120,6 +149,7 @@ class Rig:
             Discovery([self.root], clock=self.clock),
             self.open,
             connect=self.connect,
+            open_pull=self.open_pull if self.asking is not None else None,
             watch=watch,
             on_slice=note,
             clock=self.clock,
@@ -490,3 +520,62 @@ def test_stopping_leaves_nothing_open(rig: Rig) -> None:
     service.run()
     assert len(rig.order) == 7
     assert all(rig.scripts[path].log[-1] == "close" for path in paths)
+
+
+def test_commands_are_asked_for_while_somebody_can_take_them_and_the_lease_is_ours(
+    rig: Rig,
+) -> None:
+    rig.asking = Asking()
+    script = rig.scripts[rig.run()]
+    script.has_news = True
+    beats: list[float] = []
+
+    def heartbeat(*, commands: bool = False) -> None:
+        assert commands
+        beats.append(rig.clock.at)
+        if len(beats) == 3:
+            script.voice, script.has_news = object(), False
+
+    script.heartbeat = heartbeat  # type: ignore[method-assign]
+    service = rig.service(watch=True, until=600)
+    note = service._on_slice
+
+    def lose(work: Work) -> None:
+        note(work)
+        script.held = len(beats) > 10
+
+    service._on_slice = lose
+    service.run()
+    assert rig.asking.log == ["settle", "settle", "start", "stop"]
+    assert beats[2] - beats[0] < 10, "a coordinator is noticed soon"
+    gaps = [after - before for before, after in pairwise(beats)]
+    assert gaps and max(gaps) <= HEARTBEAT_S + 2, "a silent run is heard of all the same"
+
+
+def test_a_run_is_closed_only_when_the_outcomes_of_its_commands_are_reported(rig: Rig) -> None:
+    rig.asking = Asking(settled=[False, False, True])
+    script = rig.scripts[rig.run(ended=True)]
+    rig.service(watch=True, until=30).run()
+    assert script.log.count("step") == 3
+    assert rig.asking.log == ["settle", "settle", "settle", "stop"]
+
+
+def test_a_pass_reports_outcomes_and_asks_for_no_command(rig: Rig) -> None:
+    rig.asking = Asking()
+    script = rig.scripts[rig.run()]
+    script.voice = object()
+    rig.service().run()
+    assert rig.asking.log == ["settle", "stop"]
+
+
+def test_an_outcome_that_cannot_be_told_is_trouble_like_any_other(rig: Rig) -> None:
+    rig.asking = Asking()
+
+    def settle() -> bool:
+        raise transport()
+
+    rig.asking.settle = settle  # type: ignore[method-assign]
+    rig.run(ended=True)
+    service = rig.service()
+    service.run()
+    assert service.gave_up is not None and service.gave_up.kind == "unreachable"
