@@ -116,13 +116,23 @@ def origin_of(command: Mapping[str, Any], server: str) -> Origin | None:
     return Origin.parse(found, server)
 
 
+def server_time(command: Mapping[str, Any], voice: Voice, now: float) -> float:
+    """Return the server's wall clock at the claim; ours, `now`, where it does not say.
+
+    A server of ours says when the command changed last, which the claim did. Of others that is not
+    known, and a command must rather end early than act too late.
+    """
+    changed_at = instant(command.get("updated_at")) if voice.extensions else None
+    return now if changed_at is None else changed_at
+
+
 def refusal(command: Mapping[str, Any], voice: Voice, now: float) -> str:
     """Say why a claimed command must not reach the run, as a failure code; "" when it may.
 
     Args:
         command: As delivered.
         voice: For whom it was claimed.
-        now: Wall clock; our own, as no other is known.
+        now: Of `server_time`.
     """
     request = command.get("request")
     if not isinstance(request, dict):

@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol  # Any: JSON of the API.
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
+from launchhelm.records import Command
 from launchhelm.store import layout
 from launchhelm.store.layout import CommandName
 from launchhelm.views import SILENT_S
@@ -102,10 +103,11 @@ class Speaker(Protocol):
 
 @dataclass(slots=True)
 class _Hand:
-    """A command that was delivered and has no outcome yet."""
+    """A command that was delivered and has no outcome yet; it may act until `until`, our clock."""
 
     origin: Origin
     since: float
+    until: float
     renewed_at: float
 
 
@@ -277,7 +279,7 @@ class RunPull:
         self._refuse_leftovers()
         self._report()
         for id_, hand in list(self._hands.items()):
-            if self._is_over(coordinator, hand.origin):
+            if self._is_over(coordinator, hand):
                 self._conclude(id_, hand)
         self._renew(coordinator, now)
 
@@ -286,7 +288,10 @@ class RunPull:
         for name in self._listing.commands:
             if name.command in self._hands or name.command in self._foreign:
                 continue
-            origin = self._origin(name)
+            command = self._intents.read(name)
+            if command is None:
+                continue  # Taken at this moment, perhaps.
+            origin = self._origin_in(command)
             if origin is None:
                 self._foreign.add(name.command)
             elif name.command not in self._reported:
@@ -295,19 +300,24 @@ class RunPull:
             if known.outcome is None and id_ not in self._hands and id_ not in self._reported:
                 self._hold(known.origin, now)
 
-    def _hold(self, origin: Origin, now: float) -> None:
+    def _hold(self, origin: Origin, now: float, *, valid_s: float | None = None) -> None:
+        """Take a command in hand that the run has and has not ended."""
         known = self._outcomes.known.get(origin.id)
         if known is None or known.outcome is None:
-            self._hands[origin.id] = _Hand(origin, now, float("-inf"))
+            if valid_s is None:
+                until = commands.instant(origin.expires_at)
+                valid_s = max(0.0, until - self._clock.wall()) if until is not None else 0.0
+            self._hands[origin.id] = _Hand(origin, now, now + valid_s, float("-inf"))
             self._outcomes.expected[origin.id] = origin
 
     def _origin(self, name: Intent | CommandName) -> Origin | None:
         """Read where a file's command comes from; None when it is no concern of ours."""
         command = self._intents.read(name)
-        if command is None:
-            return None
+        return self._origin_in(command) if command is not None else None
+
+    def _origin_in(self, command: Command) -> Origin | None:
         origin = Origin.parse(command.server, self._server)
-        return origin if origin is not None and origin.id == name.command else None
+        return origin if origin is not None and origin.id == command.id else None
 
     def _ours(self) -> list[tuple[Intent, Origin]]:
         """Return the intents of this server in the last listing."""
@@ -341,7 +351,8 @@ class RunPull:
             return  # Nothing to answer to; or left for the lease to lapse.
         if self._is_known(origin):
             return
-        code = commands.refusal(command, voice, self._clock.wall())
+        now = commands.server_time(command, voice, self._clock.wall())
+        code = commands.refusal(command, voice, now)
         coordinator = self._push.coordinator
         if coordinator is not None and (coordinator.end or coordinator.writer != voice.writer):
             code = "run_ended"
@@ -355,7 +366,7 @@ class RunPull:
             origin,
             voice.writer,
             issued_by=self._client.origin,
-            now=self._clock.wall(),
+            now=now,
         )
         try:
             intent = self._intents.promise(made)
@@ -370,7 +381,7 @@ class RunPull:
             if refused is not None:
                 self._report_refused(refused, origin)
         elif self._intents.deliver(intent):
-            self._hold(origin, self._clock.monotonic())
+            self._hold(origin, started, valid_s=made.valid_s)
             self._hands[origin.id].renewed_at = self._clock.monotonic()
 
     def _is_known(self, origin: Origin) -> bool:
@@ -384,7 +395,7 @@ class RunPull:
             self._report()
             return True
         if known is not None or id_ in self._hands:
-            self._hands[id_] = _Hand(origin, self._clock.monotonic(), float("-inf"))
+            self._hold(origin, self._clock.monotonic())
             return True
         if id_ in self._reported:
             self._say(origin, commands.rejected(origin, "runtime_restart"))
@@ -414,14 +425,13 @@ class RunPull:
             self._hands.pop(id_, None)
             self._ended.pop(0)
 
-    def _is_over(self, coordinator: Coordinator | None, origin: Origin) -> bool:
+    def _is_over(self, coordinator: Coordinator | None, hand: _Hand) -> bool:
         """Whether nobody will say any more what became of a command."""
         if coordinator is None or self._outcomes.holes:
             return False
         if coordinator.end:
             return True
-        until = commands.instant(origin.expires_at)
-        is_late = until is not None and self._clock.wall() > until + LATE_S
+        is_late = self._clock.monotonic() > hand.until + LATE_S
         return is_late and not self._moves(coordinator)
 
     def _moves(self, coordinator: Coordinator | None) -> bool:

@@ -542,7 +542,10 @@ class RunPush:
             self._note_leader(delivery, _leader(self._look().participants))
 
     def _note_leader(self, delivery: Delivery, leader: ParticipantView | None) -> None:
-        self.extensions = delivery.sessions.extensions
+        told = delivery.sessions.extensions
+        if told and told != frozenset(delivery.state.extensions):
+            delivery.journal.later({"extensions": sorted(told)})
+        self.extensions = frozenset(delivery.state.extensions)
         if leader is not None:
             moved_at = delivery.sessions.moved_at(leader.writer)
             self.coordinator = Coordinator(leader.writer, leader.end, moved_at)

@@ -121,6 +121,7 @@ class State:
     verdict: dict[str, Any] | None = None
     is_closed: bool = False
     reported: set[str] = field(default_factory=set)
+    extensions: list[str] = field(default_factory=list)
     at: float = 0.0
     error: str = ""
 
@@ -154,6 +155,7 @@ class State:
             "points": self.points,
             "verdict": self.verdict,
             "closed": self.is_closed,
+            "extensions": self.extensions,
             "at": self.at,
             "error": self.error,
         }
@@ -257,6 +259,7 @@ _FIELDS: Final[dict[str, Any]] = {
     "verdict": _setter("verdict"),
     "closed": _setter("is_closed"),
     "reported": lambda state, value: state.reported.update(value),
+    "extensions": _setter("extensions"),
     "at": _setter("at"),
     "error": _setter("error"),
 }

@@ -74,8 +74,8 @@ def test_thirty_commands_are_visible_as_applied_soon(
     with sync.watching(root):
         desk.capability("set_lr")
         for number in range(30):
-            command = desk.submit("set_lr", {"lr": float(number)})
             began = time.monotonic()
+            command = desk.submit("set_lr", {"lr": float(number)})
             assert desk.ended(command)["execution"] == "applied"
             took.append(time.monotonic() - began)
     assert job.applied == [float(number) for number in range(30)]

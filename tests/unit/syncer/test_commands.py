@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -220,3 +221,12 @@ def test_an_outcome_becomes_the_result_of_the_contract(
     assert ("applied_on" in told) == ("applied_on" in expected)
     plain = commands.result(outcome, ORIGIN, extensions=frozenset())
     assert plain == {name: value for name, value in told.items() if name != "applied_on"}
+
+
+def test_the_clock_of_a_server_of_ours_decides_how_long_a_command_is_valid() -> None:
+    there = NOW - 7200
+    given = {**command(), "updated_at": wire.timestamp(there)}
+    ours = replace(VOICE, extensions=frozenset({APPLIED_ON}))
+    assert commands.server_time(given, ours, NOW) == there
+    assert commands.server_time(given, VOICE, NOW) == NOW
+    assert commands.server_time(command(), ours, NOW) == NOW

@@ -1,0 +1,85 @@
+"""Syncers killed at random while commands of a server are under way."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from syncer.server import lifecycle
+from tests.support.commanding import ENDED, Desk, training, wait
+from tests.support.sync_command import SyncCommand, lease_of
+from tests.support.v1_server import PROJECT, v1_server
+
+pytestmark = [pytest.mark.stress, pytest.mark.timeout(1800)]
+
+KILLS = int(os.environ.get("LAUNCHHELM_TEST_KILLS", "50"))
+
+
+def test_no_command_is_applied_twice_or_lost_however_often_the_syncer_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "LEASE_S", 4.0)
+    root = tmp_path / "runs"
+    root.mkdir()
+    chance = random.Random(1)
+    given: list[dict[str, Any]] = []
+    is_over = threading.Event()
+    with (
+        v1_server(tmp_path / "far") as server,
+        training(root, tmp_path / "said") as job,
+    ):
+        desk = Desk(server, job.directory.name)
+        sync = SyncCommand(tmp_path, server.url, server.key, {"LAUNCHHELM_PROJECT": PROJECT})
+        sync.change = lease_of(0.3)
+
+        def give() -> None:
+            """Give one command after the other, each when the one before has ended."""
+            while not is_over.is_set():
+                given.append(desk.submit("set_lr", {"lr": float(len(given))}))
+                desk.ended(given[-1], 600.0)
+
+        giver = threading.Thread(target=give, daemon=True)
+        giver.start()
+        for _ in range(KILLS):
+            with sync.watching(root) as syncer:
+                wait(progress(given), "a command to be under way", 120.0)
+                is_over.wait(chance.uniform(0.0, 0.7))
+                syncer.kill()
+        is_over.set()
+        with sync.watching(root):
+            giver.join(600.0)
+            wait(lambda: all(is_final(desk.get(it)) for it in given), "every final outcome")
+            job.end()
+        assert sync.once(root).code == 0
+        ends = [desk.get(it) for it in given]
+        outcomes = job.outcomes()
+        applied = Counter(job.applied)
+        desk.close()
+    said = Counter((it["execution"], it["failure_code"]) for it in ends)
+    print(f"{KILLS} kills, {len(given)} commands: {dict(said)}")
+    assert max(applied.values()) == 1
+    for number, end in enumerate(ends):
+        local = [it.state for it in outcomes.get(end["id"], [])]
+        if end["execution"] == "applied":
+            assert applied[float(number)] == 1 and local == ["applied"]
+        else:
+            assert end["execution"] == "rejected", end
+            assert applied[float(number)] == 0 and local == []
+
+
+def progress(given: list[dict[str, Any]]) -> Callable[[], bool]:
+    """Return what says whether there are more than now."""
+    had = len(given)
+    return lambda: len(given) > had
+
+
+def is_final(command: dict[str, Any]) -> bool:
+    """Whether somebody who knows has said what became of it."""
+    return command["execution"] in ENDED and command["failure_code"] != "lease_lost"
