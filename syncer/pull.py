@@ -67,6 +67,7 @@ LATE_S: Final = 120.0
 
 LIST_S: Final = 1.0
 QUICK_S: Final = 0.1
+SLOW_S: Final = 2.0
 IDLE_S: Final = 1.0
 REST_S: Final = 5.0
 TROUBLE_S: Final = 60.0
@@ -236,7 +237,7 @@ class RunPull:
                 return IDLE_S
             self._round()
             if self._hands:
-                return self._pace()
+                return self._pace(self._clock.monotonic() - now)
         if voice is None or not self._may_claim(voice):
             return IDLE_S
         asked = self._clock.monotonic()
@@ -251,12 +252,12 @@ class RunPull:
             self._take(command, voice)
         return 0.0
 
-    def _pace(self) -> float:
-        """How long until the records are looked at again: a change is seen soon, a long wait is
-        not paid for."""
+    def _pace(self, took_s: float) -> float:
+        """How long until the records are looked at again: a change is seen soon, but neither a
+        long wait nor slow storage is paid for."""
         since = min(hand.since for hand in self._hands.values())
         waited_s = self._clock.monotonic() - since
-        return max(QUICK_S, min(2.0, waited_s / 20))
+        return max(QUICK_S, min(SLOW_S, max(waited_s / 20, 4 * took_s)))
 
     def _may_claim(self, voice: Voice) -> bool:
         """Whether the run can still apply what it is given."""
