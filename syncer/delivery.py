@@ -133,6 +133,7 @@ class Delivery:
         if self.state.run != run:
             self.journal.write({"run": run, "project": self.ids.project_id()})
             self.artifacts.known.clear()
+            self.intake.rewind()
         fence = Fence(self.client, self.journal, run, node_of(self.directory))
         if fence.holds() and not self.journal.doubt:
             self._recall()
@@ -161,6 +162,7 @@ class Delivery:
                     "read any more"
                 )
         self.journal.write({"drop": gone})
+        self.intake.rewind()
 
     def _survey(self, keys: Collection[StreamKey] | None, *, with_flights: bool = True) -> None:
         """Learn what the server has, of the run or of some streams, and go on after that.
