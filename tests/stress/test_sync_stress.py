@@ -12,6 +12,7 @@ from tests.support.sync_storm import Storm, storming
 from tests.support.v1_server import V1Server, kill, start, v1_process
 
 KILLS = 100
+FINISH_S = 900.0
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def test_a_hundred_kills_leave_every_point_once(
     tmp_path: Path, server: V1Server, deletes: bool
 ) -> None:
     with Chaos(server.url, seed=17, rate=0.25, budget=100_000) as chaos:
-        storm = Storm(tmp_path, server, chaos, seed=17, deletes=deletes)
+        storm = Storm(tmp_path, server, chaos, seed=17, deletes=deletes, finish_s=FINISH_S)
         while storm.counts["killed"] < KILLS:
             storm.round()
         counts = storming(storm, 0)
@@ -52,7 +53,7 @@ def test_a_server_killed_between_the_syncers_still_has_every_point_once(
     tmp_path: Path, server: V1Server
 ) -> None:
     with Chaos(server.url, seed=5, rate=0.1, budget=1000) as chaos:
-        storm = Storm(tmp_path, server, chaos, seed=5, deletes=True)
+        storm = Storm(tmp_path, server, chaos, seed=5, finish_s=FINISH_S)
         for _ in range(20):
             storm.round()
             kill(server)

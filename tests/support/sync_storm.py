@@ -31,7 +31,6 @@ ROOT = Path(__file__).resolve().parents[2]
 LEASE_S = 1.0
 REQUEST_BYTES = 16_000
 LONGEST_WORK_S = 4.0
-FINISH_S = 60.0
 
 SYNCER = f"""
 import sys
@@ -159,10 +158,18 @@ class Storm:
 
     Args:
         deletes: Whether the syncers' memory is deleted, and replaced by older copies, too.
+        finish_s: How long the last syncer may take.
     """
 
     def __init__(
-        self, path: Path, server: V1Server, chaos: Chaos, *, seed: int, deletes: bool = True
+        self,
+        path: Path,
+        server: V1Server,
+        chaos: Chaos,
+        *,
+        seed: int,
+        deletes: bool = True,
+        finish_s: float = 60.0,
     ) -> None:
         self.job = Job(path / "runs")
         self.server = server
@@ -172,6 +179,7 @@ class Storm:
         self._noise = random.Random(seed)  # Of what is asked for an uncertain number of times.
         self._path = path
         self._deletes = deletes
+        self._finish_s = finish_s
         self._copy = path / "old-memory"
         self._log = (path / "syncers.log").open("ab")
 
@@ -221,10 +229,16 @@ class Storm:
         self.job.end()
         self.chaos.calm()
         self.chaos.settle()
-        deadline = time.monotonic() + FINISH_S
+        deadline = time.monotonic() + self._finish_s
         while True:
             syncer = self._start()
-            status = syncer.wait(max(1.0, deadline - time.monotonic()))
+            try:
+                status = syncer.wait(max(1.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                status = -1
+            finally:
+                syncer.kill()
+                syncer.wait()
             if status == 0:
                 return
             assert time.monotonic() < deadline, f"status {status}:\n{self.log[-4000:]}"
