@@ -23,7 +23,7 @@ from tests.support.sync_command import (
 )
 from tests.support.v1_server import PROJECT, V1Server, v1_process
 
-RECORDS = 60_000
+RECORDS = 40_000
 METRICS = 3
 MIB = 1 << 20
 PROGRESS_S = 0.2
