@@ -239,7 +239,7 @@ def test_new_runs_and_records_are_found_without_any_file_event(
             log(first, range(10 + number, 11 + number))
             log(RunBuilder(root, name=f"later-{number}").writer(), range(1))
             wait_for(lambda number=number: len(points(server, "loss")) == 12 + 2 * number)
-            assert time.monotonic() - asked_at < 3 * POLL_S
+            assert time.monotonic() - asked_at < 5 * POLL_S  # One, and a loaded machine.
 
 
 def test_files_that_show_up_late_or_in_the_wrong_order_are_waited_for_without_a_word(
