@@ -194,6 +194,7 @@ class Delivery:
                 for first, last in coverage
             ],
             "epochs": found.epochs,
+            "participants": {str(writer): id_ for writer, id_ in found.participants.items()},
         }
         change["forget"] = [it for it in change["forget"] if it < len(state.streams)]
         if with_flights:
@@ -201,6 +202,7 @@ class Delivery:
             change["drop"] = [it.batch_id for it in state.flights.values() if it.stream in settled]
             self.ready = [it for it in self.ready if it.flight.stream not in settled]
         self.journal.write(change)
+        self.ids.seed(participants=found.participants)
         self.intake.rewind()
 
     def _key(self, flight: Flight) -> StreamKey:

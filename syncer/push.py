@@ -225,7 +225,15 @@ class RunPush:
         facts = Facts.read(self.directory, manifest, clock=clock)
         ids = IdMap(client, self._project, facts, runs=self._runs)
         if state.run:
-            ids.seed(project_id=state.project, run_id=state.run)
+            ids.seed(
+                project_id=state.project,
+                run_id=state.run,
+                participants={
+                    writer: id_
+                    for text, id_ in state.participants.items()
+                    if (writer := parse_writer(text)) is not None
+                },
+            )
         artifacts = Artifacts(
             client,
             self.directory,

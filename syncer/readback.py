@@ -39,10 +39,17 @@ class ServerStream:
 
 @dataclass(slots=True)
 class Survey:
-    """What is dealt with, by the text of the stream's key, and the epoch of each writer."""
+    """What is dealt with, by the text of the stream's key, and what each writer sends as.
+
+    Attributes:
+        epochs: Of the newest points of a writer.
+        participants: To whom the streams of a writer belong. A create that came through twice
+            leaves another participant beside it, perhaps an older one.
+    """
 
     coverage: dict[str, Coverage] = field(default_factory=dict)
     epochs: dict[str, str] = field(default_factory=dict)
+    participants: dict[WriterId, str] = field(default_factory=dict)
     points: int = 0
 
 
@@ -73,16 +80,20 @@ def survey(
     """
     labels = None if only is None else {key.label for key in only}
     found: dict[str, ServerStream] = {}
+    owners: dict[str, str] = {}
     for document in client.list_documents("stream", project_id, run_id):
         label = (document["spec"].get("labels") or {}).get(STREAM_LABEL)
         if isinstance(label, str) and (labels is None or label in labels):
             # Where a stream stands twice, points of either are points of it.
+            owners.setdefault(label, str(document["spec"].get("participant_id", "")))
             stream = found.setdefault(label, ServerStream())
             _read_back(client, document["id"], stream, tick)
     result = Survey(points=sum(len(it.sequences) for it in found.values()))
     keys = _Beside(run_directory, found, tick).keys(result)
     for label, stream in found.items():
         key = keys.get(label) or _parsed(label)
+        if key is not None and owners[label]:
+            result.participants.setdefault(key.writer, owners[label])
         if key is not None and stream.epoch:
             result.epochs.setdefault(str(key.writer), stream.epoch)
     return result

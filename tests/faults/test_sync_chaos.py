@@ -5,12 +5,16 @@ Small counts; tests/stress/test_sync_stress.py has the full ones.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
+from syncer.api.client import Client
 from tests.support.chaos import EVERYTHING, Chaos
+from tests.support.pushing import WrittenRun, assert_same, push_all, pushing, server_points
 from tests.support.sync_storm import Storm, storming
 from tests.support.v1_server import V1Server, v1_process
 
@@ -47,3 +51,33 @@ def test_syncers_whose_memory_is_deleted_or_replaced_leave_every_point_once(
     print(counts)
     assert counts["killed"] >= 2
     assert counts["memory lost"] >= 1
+
+
+class Twice(httpx.HTTPTransport):
+    """Does what some gateways do: sends each create again, and gives the second answer."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        request.read()
+        if request.method == "POST" and request.url.path.endswith(("/documents", "-batches")):
+            super().handle_request(request).read()
+        return super().handle_request(request)
+
+
+def test_documents_that_a_gateway_made_twice_confuse_no_later_syncer(
+    tmp_path: Path, server: V1Server
+) -> None:
+    """The older of two participants is not the one that the streams and their points are of."""
+    run = WrittenRun(tmp_path, ranks=2)
+    with Client(server.url, server.organization, server.key, transport=Twice()) as client:
+        for has_memory in (True, True, False):
+            if not has_memory:
+                shutil.rmtree(run.directory / "sync")
+            for rank in range(2):
+                run.log(range(10), "loss", rank=rank)
+                run.log(range(10), f"new with memory {has_memory}", rank=rank)
+            with pushing(run.directory, client) as push:
+                report = push_all(push)[-1]
+                assert report.done, report.stopped
+                assert not report.refused
+    with server.client() as client:
+        assert_same(run.points(), server_points(client, run.run_id))

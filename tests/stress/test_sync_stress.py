@@ -33,6 +33,7 @@ def test_a_hundred_kills_leave_every_point_once(
             storm.round()
         counts = storming(storm, 0)
     print(counts)
+    assert counts["points in the storm"] > 100 * KILLS
     assert deletes or counts["taken under two ids"] == 0
 
 

@@ -208,7 +208,8 @@ class Storm:
         if len(working) > 1:
             self.counts["competing"] += 1
         for syncer in working:
-            self._work(syncer, choose.randint(0, 40))
+            # Who has no memory first asks the server what it has.
+            self._work(syncer, choose.randint(0, 100 if self._deletes else 40))
             if choose.random() < 0.15 and self._deletes:
                 self._delete("deleted at work")
             self._kill(syncer)
@@ -226,6 +227,7 @@ class Storm:
 
     def calm(self) -> None:
         """Let the job end and one syncer finish undisturbed."""
+        self.counts["points in the storm"] = self.chaos.points
         self.job.end()
         self.chaos.calm()
         self.chaos.settle()
