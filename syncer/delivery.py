@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final  # Any: changes of the state, JSON of answers.
 
@@ -24,6 +25,7 @@ from syncer.inflight import MIN_REQUEST_BYTES, Batch, Outbox, Ready
 from syncer.intake import Intake
 from syncer.lease import Lease
 from syncer.mapping import Refused
+from syncer.meanwhile import meanwhile
 from syncer.naming import StreamKey
 from syncer.readback import survey
 from syncer.sessions import Sessions
@@ -31,6 +33,11 @@ from syncer.state import Flight, Journal, State
 
 CHECK_S: Final = 60.0
 """How often the token is looked at while points are sent."""
+
+_LONG_BYTES: Final = 256 << 10
+"""While a request of this size is on its way, the points of the next ones are read."""
+_ENOUGH: Final = 20_000
+"""Points that wait; more are not read."""
 
 
 class Lost(Exception):
@@ -69,6 +76,7 @@ class Delivery:
     artifacts: Artifacts
     intake: Intake
     told: Callable[[], object] = lambda: None
+    may_read_ahead: bool = True
     tally: Tally = field(default_factory=Tally)
     ready: list[Ready] = field(default_factory=list)
     _fence: Fence | None = None
@@ -85,6 +93,11 @@ class Delivery:
     def pending(self) -> int:
         """Points that are known to wait."""
         return self.outbox.points + sum(it.flight.count for it in self.ready)
+
+    @property
+    def cursor(self) -> str | None:
+        """How far all is dealt with, as the text of a cursor; None while something waits."""
+        return None if self.pending else self.intake.cursor
 
     @property
     def held(self) -> str:
@@ -119,13 +132,20 @@ class Delivery:
                     self.outbox.put_back(batches)
                     raise
             else:
-                has_more = self.intake.read()
-                self._set_aside()
+                has_more = self._read()
                 if not has_more and not self.outbox.points:
                     return True
                 if self.clock.monotonic() >= deadline:
                     return False
         return False
+
+    def _read(self) -> bool:
+        has_more = self.intake.read()
+        self._set_aside()
+        return has_more
+
+    def _read_ahead(self) -> bool:
+        return self.may_read_ahead and self.outbox.points < _ENOUGH and self._read()
 
     def enter(self) -> None:
         """Find the run on the server, and make sure that we know what it has of it."""
@@ -265,7 +285,10 @@ class Delivery:
 
     def _start(self, refused: Refused) -> int:
         """From where on a stream is dealt with up to a value that is set aside."""
-        is_alone = self.intake.is_whole and not self.outbox.has(refused.key)
+        waits = self.outbox.has(refused.key) or any(
+            it.batch.key == refused.key for it in self.ready
+        )
+        is_alone = self.intake.is_whole and not waits
         return 0 if is_alone else refused.seq
 
     # --- a request --------------------------------------------------------------------------------
@@ -279,7 +302,10 @@ class Delivery:
             raise Lost("Another syncer has taken over.")
         body = wire.request([it.data for it in request])
         try:
-            answer = self._ingest(request[0], body)
+            if len(body) < _LONG_BYTES:
+                answer = self._ingest(request[0], body)
+            else:
+                answer = meanwhile(partial(self._ingest, request[0], body), self._read_ahead)
             streams = {it.flight.batch_id: it.stream_id for it in request}
             receipts = wire.receipts(answer, streams)
         except ApiError as error:
@@ -311,10 +337,13 @@ class Delivery:
                 raise Lost("Another syncer sends this run from another place.")
             self._checked_at = now
 
-    def _ingest(self, first: Ready, body: bytes) -> dict[str, Any]:
+    def _ingest(
+        self, first: Ready, body: bytes, on_sent: Callable[[], object] = lambda: None
+    ) -> dict[str, Any]:
         writer = first.batch.key.writer
+        token = self.sessions.token(writer)
         try:
-            return self.client.ingest(body, token=self.sessions.token(writer))
+            return self.client.ingest(body, token=token, on_sent=on_sent)
         except ApiError as error:
             if error.status not in (401, 403) or not self.sessions.drop_token(writer):
                 raise

@@ -28,7 +28,7 @@ PARTS: Final = ("metrics", "console", "media", "system", "controls")
 """What `only` may name."""
 
 MAX_RECORDS: Final = 2000
-POINTS: Final = 20_000
+POINTS: Final = 5000
 """Points of a slice, about."""
 
 EVERYTHING: Final = ""
@@ -118,7 +118,7 @@ class Intake:
         self._clock = clock
         self._reader = self._new_reader()
         self._flying = self._covered_by_flights()
-        self._limit = POINTS // 100
+        self._limit = POINTS // 25
         self._runs: dict[StreamKey, _Run] = {}
         self._tails: dict[StreamKey, int] = {}
         self._deferred: deque[Record] = deque()

@@ -394,7 +394,11 @@ class RunPush:
         now = self._clock.monotonic()
         if not is_last and now - self._saved_at < SAVE_S:
             return
-        cursor = None if delivery.pending else delivery.intake.cursor
+        cursor = delivery.cursor
+        is_late = now - self._saved_at >= 2 * SAVE_S
+        delivery.may_read_ahead = is_last or is_late or not delivery.pending
+        if not delivery.may_read_ahead:
+            return  # A slice will soon end with nothing under way.
         name = self._restriction.cursor
         is_new = cursor is not None and cursor != self._saved_cursor
         if is_new and name is not None:
