@@ -26,7 +26,7 @@ def _list(server: Server, caller: Caller, request: Request, body: object) -> dic
     with server.database.read() as connection:
         found = accounts.organization(connection, caller.organization)
     items = [{"id": found.id, "name": found.name}] if found else []
-    return {"items": items, "next_cursor": ""}
+    return {"items": items, "next_cursor": "", "generation": server.generation}
 
 
 def _me(server: Server, caller: Caller, request: Request, body: object) -> dict[str, Any]:

@@ -251,6 +251,7 @@ def test_a_backup_taken_while_serving_is_a_server_as_of_one_moment(
     target = tmp_path / "copy" / "server"
     with v1_server(tmp_path) as server:
         assert server.state is not None
+        generation = server.state.generation
         run = server.run()
         (server.state.artifacts / "ab").mkdir()
         (server.state.artifacts / "ab" / "abcd").write_bytes(b"bytes")
@@ -274,6 +275,9 @@ def test_a_backup_taken_while_serving_is_a_server_as_of_one_moment(
     target.rename(server.data)
     with v1_server(tmp_path) as restored:
         assert restored.get(f"documents/{run['id']}") == run
+        assert restored.state is not None
+        # Who was told by the original that all of a run is there must ask the copy again.
+        assert restored.state.generation not in ("", generation)
 
 
 def _keep_writing(server: V1Server, stopping: threading.Event) -> None:
