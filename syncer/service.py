@@ -96,6 +96,7 @@ class Service:
         self._look_at = float("-inf")
         self._tries = 0
         self._refusals = 0
+        self._refusal: Hold | None = None
         self._must_connect = True
         self._is_stopped = False
         self._event = threading.Event()
@@ -148,7 +149,12 @@ class Service:
             self._on_slice(work)
             return None if self.gave_up else 0.0
         due = min(self._live.due, self._others.due, self._look_at)
-        return None if due == float("inf") else max(0.0, due - now)
+        if due < float("inf"):
+            return max(0.0, due - now)
+        if self._refusal is not None and self.answered_at is None and not self._has_sent:
+            # Too few runs for `REFUSALS`, but the key was good for none of them.
+            self.gave_up = self._refusal
+        return None
 
     def _look(self) -> None:
         places = self._discovery.look()
@@ -359,11 +365,13 @@ class Service:
         self._must_connect = True
         self._refusals += 1
         accepted = self.answered_at is not None
+        now = self._clock.monotonic()
+        self._refusal = Hold(now + advice.seconds, now, advice.why, "key")
         if status == 403 and (accepted or (not self._watch and self._refusals < REFUSALS)):
             # The key is good, but not for this run.
             self._fail(work, advice.why)
         else:
-            self._hold(work, "key", advice.seconds, advice.why, self._clock.monotonic(), 0.0)
+            self._hold(work, "key", advice.seconds, advice.why, now, 0.0)
 
     def _hold(
         self, work: Work, kind: str, seconds: float, why: str, started: float, limit_s: float
@@ -393,8 +401,13 @@ class Service:
         self._must_connect = False
         return True
 
+    @property
+    def _has_sent(self) -> bool:
+        """Whether any run was found to be on the server by looking, not by what files tell."""
+        return any(work.caught_up_at > float("-inf") for work in self.work.values())
+
     def _answered(self) -> None:
-        self.hold, self._tries, self._refusals = None, 0, 0
+        self.hold, self._tries, self._refusals, self._refusal = None, 0, 0, None
         self.answered_at = self._clock.monotonic()
 
     def _skip(self, work: Work, why: str) -> None:

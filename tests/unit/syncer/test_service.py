@@ -375,6 +375,14 @@ def test_a_key_that_may_not_send_anything_ends_a_pass(rig: Rig) -> None:
     assert len(rig.order) == 3
 
 
+def test_a_key_that_may_not_send_the_only_run_is_a_refused_key(rig: Rig) -> None:
+    path = rig.run(*[refused(403)] * 9)
+    service = rig.service()
+    service.run()
+    assert service.gave_up is not None and service.gave_up.kind == "key"
+    assert states(service) == {path: "failed"}
+
+
 # --- for good -------------------------------------------------------------------------------------
 
 
