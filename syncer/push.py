@@ -105,6 +105,7 @@ class RunPush:
             there is sent anew.
         state_root: Where the state is if the run cannot be written; the setting by default.
         lease_s: How long a lease holds without its holder.
+        generation: Name of the server's line of history, where it says one.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class RunPush:
         retry_skipped: bool = False,
         state_root: Path | None = None,
         lease_s: float = LEASE_S,
+        generation: str = "",
     ) -> None:
         self.directory = run_directory
         self.place: Path | None = None
@@ -133,6 +135,7 @@ class RunPush:
         self._retry_skipped = retry_skipped
         self._state_root = state_root
         self._lease_s = lease_s
+        self._generation = generation
         self._lease: Lease | None = None
         self._delivery: Delivery | None = None
         self._view: RunView | None = None
@@ -221,6 +224,7 @@ class RunPush:
             org=client.organization,
         )
         self._forgive(journal)
+        self._notice_restore(journal)
         state = journal.state
         facts = Facts.read(self.directory, manifest, clock=clock)
         ids = IdMap(client, self._project, facts, runs=self._runs)
@@ -263,6 +267,14 @@ class RunPush:
             intake=intake,
             told=self._tell,
         )
+
+    def _notice_restore(self, journal: Journal) -> None:
+        """Rely on nothing that a server confirmed before it went back to a backup."""
+        known = journal.state.generation
+        if self._generation and self._generation != known:
+            if known:
+                journal.write({"run": ""})
+            journal.write({"generation": self._generation})
 
     def _forgive(self, journal: Journal) -> None:
         verdict = journal.state.verdict
