@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self  # Any: JSON values.
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import ConfigError
 from syncer import status
+from syncer.api.answers import ApiError
 from syncer.api.client import Client
 from syncer.discover import Place
 from syncer.push import RunPush
@@ -65,7 +66,7 @@ class Connection:
             self._client = None
 
     def connect(self) -> None:
-        """Use the key as it is now, and find out the organisation where nobody said it.
+        """Use the key as it is now, and see that a server of ours answers and knows us.
 
         Raises:
             ApiError: The server cannot be asked.
@@ -82,8 +83,11 @@ class Connection:
             timeout_s=TIMEOUT_S,
         )
         try:
+            listed = _organizations(client, target.url, may_be_secret=bool(self.organization))
             if not self.organization:
-                self.organization = client.organization = _only_organization(client, target.url)
+                self.organization = client.organization = _only_one(listed, target.url)
+            elif listed:
+                _check_known(self.organization, listed, target.url)
         except BaseException:
             client.close()
             raise
@@ -117,8 +121,38 @@ class Connection:
         return "" if is_whole and status.has_nothing_new(place.directory, known) else None
 
 
-def _only_organization(client: Client, url: str) -> str:
-    found = client.organizations()
+def _organizations(client: Client, url: str, *, may_be_secret: bool) -> list[dict[str, Any]]:
+    """List the organisations that the key knows; the first question to any server.
+
+    Args:
+        may_be_secret: Whether a key that may not list them can be used all the same.
+    """
+    try:
+        return client.organizations()
+    except ApiError as error:
+        if error.status == 403 and may_be_secret:
+            return []
+        if not _is_strange(error):
+            raise
+        said = f"with status {error.status}" if error.status >= 300 else "something else than JSON"
+        if 300 <= error.status < 400:
+            said = f"with a redirect ({error.status})"
+        problem = ConfigError(
+            f"This is not a LaunchHelm server: {url} answered {said}.",
+            remedy="Check LAUNCHHELM_URL or --server.",
+        )
+    raise problem
+
+
+def _is_strange(error: ApiError) -> bool:
+    """Whether an answer is none of this API, and not one that passes either."""
+    if error.status == 404 or error.code == "invalid_response":
+        return True
+    is_passing = error.status in (0, 408, 425, 429) or error.status >= 500
+    return error.code == "http_error" and error.status not in (401, 403) and not is_passing
+
+
+def _only_one(found: list[dict[str, Any]], url: str) -> str:
     if len(found) == 1:
         return str(found[0].get("id", ""))
     if not found:
@@ -126,9 +160,20 @@ def _only_organization(client: Client, url: str) -> str:
             f"The key sees no organisation on {url}.",
             remedy="Give its id with --organization or LAUNCHHELM_ORGANIZATION.",
         )
-    listed = ", ".join(f"{it.get('id')} ({it.get('name')})" for it in found[:_SHOWN])
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     raise ConfigError(
-        f"The key sees {len(found)} organisations on {url}: {listed}{more}.",
+        f"The key sees {len(found)} organisations on {url}: {_names(found)}.",
         remedy="Name one with --organization or LAUNCHHELM_ORGANIZATION.",
     )
+
+
+def _check_known(organization: str, found: list[dict[str, Any]], url: str) -> None:
+    if organization.lower() not in (str(it.get("id", "")).lower() for it in found):
+        raise ConfigError(
+            f"The organisation {organization} is unknown on {url}; the key sees {_names(found)}.",
+            remedy="Check LAUNCHHELM_ORGANIZATION or --organization.",
+        )
+
+
+def _names(found: list[dict[str, Any]]) -> str:
+    listed = ", ".join(f"{it.get('id')} ({it.get('name')})" for it in found[:_SHOWN])
+    return f"{listed} and {len(found) - _SHOWN} more" if len(found) > _SHOWN else listed

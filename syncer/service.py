@@ -396,7 +396,8 @@ class Service:
         try:
             self._connect()
         except ConfigError as error:
-            self._hold(work, "config", FAILED_S, str(error), started, 0.0)
+            why = f"{error.message} {error.remedy}".rstrip()
+            self._hold(work, "config", FAILED_S, why, started, 0.0)
             return False
         self._must_connect = False
         return True
