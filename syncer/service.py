@@ -37,8 +37,10 @@ MAX_FAILED_S: Final = 960.0
 
 UNREACHABLE_S: Final = 30.0
 """A pass ends when the server has not answered for so long; a service goes on."""
-BUSY_S: Final = 300.0
-"""A pass ends when the server has answered nothing but "later" for so long."""
+BUSY_S: Final = 60.0
+"""A pass ends when the server has answered nothing but "later" for so long ..."""
+ASKED_S: Final = 300.0
+"""... and for so long when it said itself how long to wait."""
 
 REFUSALS: Final = 3
 """A pass ends when the key is refused for so many runs before it was accepted for one."""
@@ -83,6 +85,7 @@ class Service:
         self.hold: Hold | None = None
         self.gave_up: Hold | None = None
         self.answered_at: float | None = None
+        self.asking_since: float | None = None
         self._discovery = discovery
         self._open_push = open_push
         self._connect = connect
@@ -145,7 +148,9 @@ class Service:
         self._take_woken(now)
         work = self._next(now)
         if work is not None:
+            self.asking_since = now
             self._serve(work)
+            self.asking_since = None
             self._on_slice(work)
             return None if self.gave_up else 0.0
         due = min(self._live.due, self._others.due, self._look_at)
@@ -307,11 +312,12 @@ class Service:
             work.held_since, work.holder = now, holder.count if holder is not None else None
         moves = holder is not None and holder.count != work.holder
         work.state = "held"
-        work.why = "another syncer is at work on it" + (f": {holder.text}" if holder else "")
+        work.why = "another syncer is at work on it" + (f": host {holder.text}" if holder else "")
         if self._watch or not (moves or now - work.held_since >= HELD_LIMIT_S):
             self._put(work, now + HELD_S)
         else:
             work.state = "skipped"
+            work.why += "; what is durable now is that syncer's to send"
 
     def _close(self, work: Work) -> None:
         push, work.push = work.push, None
@@ -352,6 +358,8 @@ class Service:
             self._tries += 1
             kind = "busy" if error.status else "unreachable"
             limit_s = BUSY_S if error.status else UNREACHABLE_S
+            if error.retry_after_s:
+                limit_s = ASKED_S
             seconds = max(advice.seconds, given.seconds if isinstance(given, retry.Wait) else 0.0)
             self._hold(work, kind, seconds, advice.why, started, limit_s)
         elif isinstance(advice, retry.SkipRun):

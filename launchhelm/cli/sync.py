@@ -146,7 +146,7 @@ def _follow(
     from syncer.progress import Progress
 
     terminal = output.stderr.isatty()
-    progress = Progress(service, terminal=terminal)
+    progress = Progress(service, terminal=terminal, watch=is_watch)
     news = _sync_report.News(output)
     deadline = float("inf")
     while thread.is_alive() and time.monotonic() < deadline:

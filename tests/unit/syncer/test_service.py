@@ -12,7 +12,7 @@ from syncer import retry
 from syncer.api.answers import ApiError
 from syncer.discover import Discovery, Place
 from syncer.lease import Lease
-from syncer.service import HEARTBEAT_S, HELD_LIMIT_S, MAX_OPEN, UNREACHABLE_S, Service
+from syncer.service import BUSY_S, HEARTBEAT_S, HELD_LIMIT_S, MAX_OPEN, UNREACHABLE_S, Service
 from syncer.work import Work
 from tests.support.cli_runs import MadeRun
 from tests.support.runs import TurnedClock
@@ -305,6 +305,22 @@ def test_a_pass_gives_up_when_the_server_cannot_be_reached(rig: Rig) -> None:
     assert states(service) == {path: "waiting"}
     assert rig.clock.at - started <= UNREACHABLE_S
     assert rig.scripts[path].log.count("step") >= 4
+
+
+def test_a_pass_gives_up_on_a_server_that_is_busy_for_a_minute(rig: Rig) -> None:
+    rig.run(*[ApiError("http_error", "No.", status=503, retryable=True)] * 90)
+    started = rig.clock.at
+    service = rig.service()
+    service.run()
+    assert service.gave_up is not None and service.gave_up.kind == "busy"
+    assert rig.clock.at - started <= BUSY_S
+
+
+def test_a_pass_waits_longer_for_a_server_that_says_how_long(rig: Rig) -> None:
+    path = rig.run(busy(2 * BUSY_S), sent(1))
+    service = rig.service()
+    service.run()
+    assert service.gave_up is None and states(service) == {path: "sent"}
 
 
 def test_a_service_goes_on_until_the_server_is_back(rig: Rig) -> None:
