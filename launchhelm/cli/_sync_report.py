@@ -68,7 +68,7 @@ def conclude(
 ) -> int:
     """Print what became of each run, and choose the exit code."""
     works = list(service.work.values())
-    unreadable = {**discovery.waiting, **discovery.problems}
+    unreadable = {**unreadable_of(discovery), **discovery.problems}
     if output.json:
         for work in works:
             output.document(document(work))
@@ -97,6 +97,12 @@ def conclude(
         return Exit.DONE if is_watch else Exit.INTERRUPTED
     whole = all(work.state == "sent" and not work.refused for work in works)
     return Exit.DONE if whole and not unreadable else Exit.IN_PART
+
+
+def unreadable_of(discovery: Discovery) -> dict[Path, str]:
+    """Return what looks like a run and cannot be read, and why; a root that is absent does not."""
+    absent = {root for root in discovery.roots if not root.exists()}
+    return {path: why for path, why in discovery.waiting.items() if path not in absent}
 
 
 def _table(works: Sequence[Work], output: Output) -> None:
@@ -168,9 +174,10 @@ def dry_run(discovery: Discovery, target: Target | None, output: Output) -> int:
         rows.append([_wording.plain(place.name), str(said["state"]), f"{count:,}", why])
     if rows and not output.json:
         output.table(["RUN", "STATE", "RECORDS", "WHY"], rows, right=("RECORDS",))
-    for path, reason in discovery.waiting.items():
+    unreadable = unreadable_of(discovery)
+    for path, reason in unreadable.items():
         output.say(f"cannot be read: {path}: {_wording.plain(reason)}")
-    if not rows and not discovery.waiting:
+    if not rows and not unreadable:
         output.say(f"No runs in {', '.join(map(str, discovery.roots))}.")
         return Exit.NO_SUCH_RUN
-    return Exit.IN_PART if discovery.waiting else Exit.DONE
+    return Exit.IN_PART if unreadable else Exit.DONE

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from launchhelm import _wording
 from launchhelm.cli._exit import Exit
+from launchhelm.cli._sync_report import unreadable_of
 from launchhelm.cli.output import Output
 from launchhelm.cli.sync import roots_of
 
@@ -46,12 +47,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             output.document(row)
     elif rows:
         _print(rows, output)
-    for path, why in discovery.waiting.items():
+    unreadable = unreadable_of(discovery)
+    for path, why in unreadable.items():
         output.say(f"cannot be read: {path}: {_wording.plain(why)}")
-    if not rows and not discovery.waiting:
+    if not rows and not unreadable:
         output.say(f"No runs in {', '.join(map(str, discovery.roots))}.")
         return Exit.NO_SUCH_RUN
-    return Exit.IN_PART if discovery.waiting else Exit.DONE
+    return Exit.IN_PART if unreadable else Exit.DONE
 
 
 def _servers(place: Place, url: str | None) -> list[Remembered | None]:

@@ -21,7 +21,7 @@ from launchhelm.cli._control_send import seconds_of
 from launchhelm.cli._exit import UsageError
 from launchhelm.cli.output import Output
 from launchhelm.env import load_env
-from launchhelm.errors import ConfigError
+from launchhelm.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
     from syncer.discover import Discovery
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Send, and say what became of each run."""
     only = _parts(arguments.only)
     since = _since(arguments.since)
-    roots = roots_of(arguments)
+    roots = roots_of(arguments, may_come=arguments.watch and not arguments.dry_run)
     load_env()
     from syncer.discover import Discovery
 
@@ -84,6 +84,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise ConfigError(f"{_optional.missing('httpx')}.", remedy="Syncing needs it.")
     if arguments.insecure_skip_verify:
         output.say("launchhelm: the server's certificate is not checked (--insecure-skip-verify)")
+    if arguments.watch:
+        for root in roots:
+            if not root.exists():
+                output.say(f"launchhelm: {root} is not there yet; waiting for it")
     return _sync(arguments, discovery, target, only, since, output)
 
 
@@ -218,15 +222,31 @@ def _target(arguments: argparse.Namespace) -> Target:
         raise UsageError(error.message, kept=error.kept, remedy=error.remedy) from error
 
 
-def roots_of(arguments: argparse.Namespace) -> list[Path]:
-    """Return the directories to look in: the paths given, else the roots."""
+def roots_of(arguments: argparse.Namespace, *, may_come: bool = False) -> list[Path]:
+    """Return the directories to look in: the paths given, else the roots.
+
+    Args:
+        may_come: Whether a path that is not there yet will do.
+
+    Raises:
+        NotFound: There is neither a folder nor a run of that name.
+    """
     roots = selection.roots(arguments)
     if not arguments.paths:
         return roots
     found = []
     for word in arguments.paths:
         path = Path(word).expanduser()
-        found.append(path if path.is_dir() else views.find_run(roots, word))
+        if path.is_dir():
+            found.append(path)
+            continue
+        try:
+            found.append(views.find_run(roots, word))
+        except NotFound as error:
+            if not may_come or path.exists():
+                message = f"There is no folder and no run {word!r}."
+                raise NotFound(message, remedy=error.remedy) from error
+            found.append(path)
     return found
 
 
