@@ -7,13 +7,14 @@ from typing import Any, Final, Self  # Any: JSON values.
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import ConfigError
-from syncer import status
+from syncer import status, trouble
 from syncer.api.answers import ApiError
 from syncer.api.client import Client
 from syncer.discover import Place
 from syncer.push import RunPush
 from syncer.runindex import RunIndex
 from syncer.settings import Target
+from syncer.trouble import Trouble
 
 TIMEOUT_S: Final = 30.0
 """Of each step of a request; a server that does not answer holds a run no longer."""
@@ -106,6 +107,16 @@ class Connection:
             retry_skipped=self._retry_skipped,
             clock=self._clock,
         )
+
+    def note(self, place: Place, why: str) -> None:
+        """Leave word beside a run why it could not be opened; "" takes it away."""
+        server, root = self._target.url, status.state_root()
+        directory, run_id, organization = place.directory, place.run_id, self.organization
+        if why:
+            noted = Trouble(server, organization, why, self._clock.wall())
+            trouble.write(directory, run_id, noted, state_root=root)
+        else:
+            trouble.clear(directory, run_id, server, organization, state_root=root)
 
     def settled(self, place: Place) -> str | None:
         """Tell from files whether a run has to be opened at all, see `Service`.

@@ -65,6 +65,7 @@ class Service:
         watch: Go on until stopped; else end when everything durable now is sent.
         settled: What files tell of a run before it is opened: None when it has to be, "" when it
             is closed and all of it was sent, else why it is skipped.
+        note: Takes why a run could not be opened, "" once it could; only when that changes.
         on_slice: Called on the loop's thread after each slice.
         wait: Sleeps for so many seconds or until woken; tests turn their clock instead.
     """
@@ -77,6 +78,7 @@ class Service:
         connect: Callable[[], object] = lambda: None,
         watch: bool = False,
         settled: Callable[[Place], str | None] = lambda place: None,
+        note: Callable[[Place, str], object] = lambda place, why: None,
         on_slice: Callable[[Work], object] = lambda work: None,
         clock: Clock = SYSTEM_CLOCK,
         wait: Callable[[float], object] | None = None,
@@ -91,6 +93,7 @@ class Service:
         self._connect = connect
         self._watch = watch
         self._settled = settled
+        self._note = note
         self._on_slice = on_slice
         self._clock = clock
         self._live = Queue()
@@ -259,6 +262,7 @@ class Service:
             self._stopped(work, report, started)
             return
         # Nothing is wrong any more, or nothing is asked for.
+        self._noted(work, "")
         self.hold, work.failed_s, work.why = None, FAILED_S, ""
         now = self._clock.monotonic()
         if not report.done:
@@ -389,6 +393,7 @@ class Service:
         if self.hold is not None and self.hold.kind == kind:
             started = self.hold.since
         self.hold = Hold(now + seconds, started, why, kind)
+        self._noted(work, why)
         if not self._watch and now + seconds - started >= limit_s:
             self.gave_up = self.hold
         self._put(work, now + seconds)
@@ -410,6 +415,12 @@ class Service:
         self._must_connect = False
         return True
 
+    def _noted(self, work: Work, why: str) -> None:
+        """Note why a run is not opened; of one that is, its own state tells."""
+        if why != work.noted and (not why or work.push is None):
+            work.noted = why
+            self._note(work.place, why)
+
     @property
     def _has_sent(self) -> bool:
         """Whether any run was found to be on the server by looking, not by what files tell."""
@@ -429,6 +440,7 @@ class Service:
 
     def _fail(self, work: Work, why: str) -> None:
         """Try a run again after a while."""
+        self._noted(work, why)
         self._close(work)
         work.state, work.why = "failed", why
         if self._watch:

@@ -23,8 +23,10 @@ from launchhelm.store.journal import lines_backwards, number_and_kind, opened, o
 from launchhelm.store.line import open_line
 from launchhelm.store.reader import has_vanished, list_segments
 from launchhelm.store.sealed import sealed_meta
+from syncer import trouble
 from syncer.lease import LEASE_S
 from syncer.state import Journal, State
+from syncer.trouble import Trouble
 
 EVERYTHING: Final = ""
 """The cursor of passes that send all parts of a run."""
@@ -100,6 +102,12 @@ def remembered(run_directory: Path, run_id: str) -> list[Remembered]:
     roots = (run_directory / layout.SYNC, state_root() / run_id)
     found = [each for root in roots for path in _states(root) if (each := _read(path)) is not None]
     return sorted(found, key=lambda each: (each.server, each.organization))
+
+
+def troubles(run_directory: Path, run_id: str) -> list[Trouble]:
+    """Return why the run could not be opened for some servers; see trouble.py."""
+    roots = (run_directory / layout.SYNC, state_root() / run_id)
+    return trouble.read(path for root in roots for path in _states(root))
 
 
 def of_server(

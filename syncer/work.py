@@ -83,6 +83,7 @@ class Work:
         state: waiting, sending, sent, held, skipped or failed.
         why: For skipped, failed and held: the reason.
         pending: Records that wait, as far as known.
+        noted: What was noted beside the run last; None while nothing was.
         caught_up_at: What was durable at this time of the monotonic clock is on the server.
         is_over: It has ended, here and on the server, or is left alone; only new files of it count.
         is_live: It may still grow.
@@ -102,6 +103,7 @@ class Work:
     beat_at: float = float("-inf")
     served_at: float = float("-inf")
     caught_up_at: float = float("-inf")
+    noted: str | None = None
     held_since: float | None = None
     holder: int | None = None
     failed_s: float = FAILED_S

@@ -37,11 +37,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     from syncer.discover import Discovery
 
     discovery = Discovery(roots_of(arguments))
-    rows = [
-        _document(place, known)
-        for place in discovery.look()
-        for known in _servers(place, arguments.server)
-    ]
+    rows = [row for place in discovery.look() for row in _rows(place, arguments.server)]
     if output.json:
         for row in rows:
             output.document(row)
@@ -56,11 +52,29 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     return Exit.IN_PART if unreadable else Exit.DONE
 
 
-def _servers(place: Place, url: str | None) -> list[Remembered | None]:
-    from syncer.status import remembered
+def _rows(place: Place, url: str | None) -> list[dict[str, Any]]:
+    """Describe a run on each server that it was sent to, or could not be sent to."""
+    from syncer import status
 
-    known = remembered(place.directory, place.run_id)
-    return [it for it in known if url is None or it.server == url.rstrip("/")] or [None]
+    wanted = url.rstrip("/") if url is not None else None
+    rows = [
+        _document(place, known)
+        for known in status.remembered(place.directory, place.run_id)
+        if wanted in (None, known.server)
+    ]
+    for trouble in status.troubles(place.directory, place.run_id):
+        fits = [
+            row
+            for row in rows
+            if row["server"] == trouble.server and trouble.organization in ("", row["organization"])
+        ]
+        for row in fits:
+            if trouble.at > (row["synced_at"] or 0.0) and row["state"] != "skipped":
+                row["why"] = trouble.why
+        if not fits and wanted in (None, trouble.server):
+            named = {"server": trouble.server, "organization": trouble.organization or None}
+            rows.append({**_document(place, None), **named, "why": trouble.why})
+    return rows or [_document(place, None)]
 
 
 def _document(place: Place, known: Remembered | None) -> dict[str, Any]:

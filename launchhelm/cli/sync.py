@@ -111,6 +111,7 @@ def _sync(
         connect=connection.connect,
         watch=arguments.watch,
         settled=connection.settled,
+        note=connection.note,
     )
 
     def work() -> None:

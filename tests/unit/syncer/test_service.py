@@ -89,6 +89,7 @@ class Rig:
         self.opened: list[tuple[float, Path]] = []
         self.keys = 0
         self.refusals: list[LaunchHelmError] = []
+        self.notes: list[tuple[Path, str]] = []
 
     def run(self, *steps: Step, ended: bool = False, held: bool = False) -> Path:
         path = MadeRun(self.root).path
@@ -121,6 +122,7 @@ class Rig:
             self.open,
             connect=self.connect,
             watch=watch,
+            note=lambda place, why: self.notes.append((place.directory, why)),
             on_slice=note,
             clock=self.clock,
             wait=wait,
@@ -369,6 +371,15 @@ def test_connecting_is_tried_again_like_sending(rig: Rig) -> None:
     service = rig.service()
     service.run()
     assert service.work[path].points == 1 and rig.keys == 3
+
+
+def test_what_keeps_a_run_from_being_opened_is_noted_once_and_taken_back(rig: Rig) -> None:
+    path = rig.run(sent(1))
+    rig.refusals = [refused(), refused(), refused()]
+    service = rig.service(watch=True, until=600.0)
+    service.run()
+    assert [it for it, _ in rig.notes] == [path, path]
+    assert "refuses the key" in rig.notes[0][1] and rig.notes[1][1] == ""
 
 
 def test_a_key_that_may_not_send_one_run_sends_the_others(rig: Rig) -> None:
