@@ -157,6 +157,21 @@ def test_a_new_directory_is_not_opened_to_a_network(
     assert not (tmp_path / "new").exists()
 
 
+def test_a_start_that_comes_to_nothing_makes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ["serve", "--data", str(tmp_path / "new")]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main([*at, "--port", str(taken.getsockname()[1])]) == 1
+    said = capsys.readouterr().err
+    assert "Address already in use" in said and "LAUNCHHELM_API_KEY" not in said
+
+    missing = str(tmp_path / "none.pem")
+    assert main([*at, "--port", "0", "--tls-cert", missing, "--tls-key", missing]) == 1
+    assert f"--tls-cert {missing}: No such file" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 def test_init_shows_a_key_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     at = ("--data", str(tmp_path / "d"), "--json")
     assert main(["serve", "init", "--organization", "lab", "--project", "p", *at]) == 0
