@@ -27,7 +27,7 @@ from syncer.lease import Lease
 from syncer.mapping import Refused
 from syncer.meanwhile import meanwhile
 from syncer.naming import StreamKey
-from syncer.readback import survey
+from syncer.readback import ServerStream, survey
 from syncer.sessions import Sessions
 from syncer.state import Flight, Journal, State
 
@@ -80,6 +80,7 @@ class Delivery:
     tally: Tally = field(default_factory=Tally)
     ready: list[Ready] = field(default_factory=list)
     _fence: Fence | None = None
+    _read_back: dict[str, ServerStream] = field(default_factory=dict)
     _checked_at: float = 0.0
     _contradicted: set[str] = field(default_factory=set)
     _portion: int = wire.MAX_BATCHES
@@ -199,7 +200,10 @@ class Delivery:
             run_id=run,
             only=keys,
             tick=self.lease.renew,
+            # Before the fence stands, nothing is sent; so what was read stays as it is.
+            read=self._read_back if self._fence is None else None,
         )
+        self._read_back.clear()
         state = self.state
         number = dict(state.number)
         for text in found.coverage:

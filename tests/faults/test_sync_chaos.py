@@ -15,6 +15,7 @@ import pytest
 from syncer.api.client import Client
 from tests.support.chaos import EVERYTHING, Chaos
 from tests.support.pushing import WrittenRun, assert_same, push_all, pushing, server_points
+from tests.support.runs import TurnedClock
 from tests.support.sync_storm import Storm, storming
 from tests.support.v1_server import V1Server, v1_process
 
@@ -79,5 +80,46 @@ def test_documents_that_a_gateway_made_twice_confuse_no_later_syncer(
                 report = push_all(push)[-1]
                 assert report.done, report.stopped
                 assert not report.refused
+    with server.client() as client:
+        assert_same(run.points(), server_points(client, run.run_id))
+
+
+class EveryThirdFails(httpx.HTTPTransport):
+    """Answers every third request for points with 503."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/points"):
+            self.asked += 1
+            if self.asked % 3 == 0:
+                return httpx.Response(503, text="<html>later</html>")
+        return super().handle_request(request)
+
+
+def test_a_server_that_is_asked_for_all_it_has_may_fail_in_between(
+    tmp_path: Path, server: V1Server
+) -> None:
+    """What was read goes on from there; from the start, it would hardly ever come to an end."""
+    run = WrittenRun(tmp_path)
+    run.log(range(5), *(f"metric {number}" for number in range(30)))
+    with server.client() as client, pushing(run.directory, client) as push:
+        assert push_all(push)[-1].done
+    shutil.rmtree(run.directory / "sync")
+    run.log(range(5, 10), "metric 0")
+    failing, clock = EveryThirdFails(), TurnedClock()
+    with (
+        Client(server.url, server.organization, server.key, transport=failing) as client,
+        pushing(run.directory, client, clock=clock) as push,
+    ):
+        for _ in range(60):
+            assert push.acquire()
+            if push.step().done:
+                break
+            clock.turn(100.0)
+        assert push.step().done
+    assert failing.asked < 60
     with server.client() as client:
         assert_same(run.points(), server_points(client, run.run_id))
