@@ -256,8 +256,10 @@ class Service:
             work.beat_at = started
             push.heartbeat()
         mark = data_mark(work.place.directory)
+        files = _file_count(push)
         report = push.step(SLICE_S)
         self._count(work, report)
+        work.files += max(0, _file_count(push) - files)
         if report.stopped:
             self._stopped(work, report, started)
             return
@@ -446,3 +448,8 @@ class Service:
         if self._watch:
             self._put(work, self._clock.monotonic() + work.failed_s)
             work.failed_s = min(MAX_FAILED_S, work.failed_s * 2)
+
+
+def _file_count(push: Push) -> int:
+    """Count the artifacts of a run that are on the server."""
+    return sum(map(bool, push.state.artifacts.values())) if push.state is not None else 0

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from syncer import retry
 from syncer.api.answers import ApiError
 from syncer.discover import Place
+from syncer.state import State
 
 SLICE_S: Final = 1.0
 """How long one run may send before it is another's turn."""
@@ -50,6 +51,11 @@ class Push(Protocol):
         ...
 
     @property
+    def state(self) -> State | None:
+        """What is remembered; None without the lease."""
+        ...
+
+    @property
     def problems(self) -> list[str]:
         """What of the run cannot be read now."""
         ...
@@ -82,6 +88,7 @@ class Work:
     Args:
         state: waiting, sending, sent, held, skipped or failed.
         why: For skipped, failed and held: the reason.
+        files: Artifacts that were sent.
         pending: Records that wait, as far as known.
         noted: What was noted beside the run last; None while nothing was.
         caught_up_at: What was durable at this time of the monotonic clock is on the server.
@@ -96,6 +103,7 @@ class Work:
     bytes: int = 0
     batches: int = 0
     refused: int = 0
+    files: int = 0
     pending: int = 0
     push: Push | None = field(default=None, repr=False)
     due: float = 0.0

@@ -13,6 +13,7 @@ from syncer.api.answers import ApiError
 from syncer.discover import Discovery, Place
 from syncer.lease import Lease
 from syncer.service import BUSY_S, HEARTBEAT_S, HELD_LIMIT_S, MAX_OPEN, UNREACHABLE_S, Service
+from syncer.state import State
 from syncer.work import Work
 from tests.support.cli_runs import MadeRun
 from tests.support.runs import TurnedClock
@@ -45,6 +46,7 @@ class Script:
     ended: bool = False
     held: bool = False
     place: Path | None = None
+    state: State | None = None
     problems: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     stepped_at: list[float] = field(default_factory=list)
