@@ -25,7 +25,7 @@ from launchhelm.store.reader import has_vanished, list_segments
 from launchhelm.store.sealed import sealed_meta
 from syncer import trouble
 from syncer.lease import LEASE_S
-from syncer.state import Journal, State
+from syncer.state import Journal, State, read_acked
 from syncer.trouble import Trouble
 
 EVERYTHING: Final = ""
@@ -136,6 +136,26 @@ def pending_count(run_directory: Path, known: Remembered | None) -> int:
     cursor = known.cursor if known is not None and not known.verdict else Cursor()
     done = {writer: progress.wanted for writer, progress in cursor.writers.items()}
     return sum(max(0, end - done.get(writer, 0)) for writer, end in ends(run_directory).items())
+
+
+def is_partial(known: Remembered) -> bool:
+    """Whether more is on the server than the cursor tells: parts of the run, or not yet all."""
+    cursors = known.state.cursors
+    return any(name != EVERYTHING for name in cursors) or (
+        known.state.points > 0 and EVERYTHING not in cursors
+    )
+
+
+def confirmed_at(known: Remembered) -> float:
+    """Return when the server last confirmed something, by wall time; 0 when it never did.
+
+    After the state was lost nothing is sent again; then it is when all was found to be there.
+    """
+    if known.state.at:
+        return known.state.at
+    said = read_acked(known.directory) or {}
+    at = said.get("at") if said.get("done") is True else 0.0
+    return float(at) if isinstance(at, int | float) else 0.0
 
 
 def has_nothing_new(run_directory: Path, known: Remembered) -> bool:

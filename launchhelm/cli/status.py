@@ -98,7 +98,9 @@ def _document(place: Place, known: Remembered | None) -> dict[str, Any]:
     if known is None:
         return document
     holder = status.holder(known.directory)
-    state = "pending" if document["pending"] else "synced"
+    state = "synced"
+    if document["pending"]:
+        state = "partly synced" if status.is_partial(known) else "pending"
     if known.verdict:
         state = "skipped"
     return {
@@ -108,7 +110,7 @@ def _document(place: Place, known: Remembered | None) -> dict[str, Any]:
         "points": known.state.points,
         "set_aside": known.state.aside_count,
         "values": [_value(aside) for aside in known.state.aside],
-        "synced_at": known.state.at or None,
+        "synced_at": status.confirmed_at(known) or None,
         "state": state,
         "why": known.verdict or known.doubt or known.state.error,
         "holder": holder.text if holder is not None else "",
@@ -129,13 +131,19 @@ def _value(aside: Aside) -> dict[str, Any]:
     }
 
 
+def _pending(row: dict[str, Any]) -> str:
+    """Say how many records wait: of a run of which parts were sent, they are not counted apart."""
+    at_most = "up to " if row["state"] == "partly synced" else ""
+    return f"{at_most}{row['pending']:,}" if row["pending"] else ""
+
+
 def _print(rows: list[dict[str, Any]], output: Output) -> None:
     now = time.time()
     cells = [
         [
             _wording.plain(row["name"]),
             row["state"],
-            f"{row['pending']:,}" if row["pending"] else "",
+            _pending(row),
             f"{_wording.duration(now - row['synced_at'])} ago" if row["synced_at"] else "never",
             _wording.plain(row["server"] or "-"),
             _wording.plain(row["holder"]) or "-",

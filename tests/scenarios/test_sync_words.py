@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,3 +74,27 @@ def test_the_first_value_that_was_set_aside_is_named(root: Path, call: Call) -> 
     code, _, err = call("sync")
     assert code == 3
     assert "1 values were set aside" in err and "the first of them 'essay': " in err
+
+
+@pytest.mark.usefixtures("server")
+def test_a_run_of_which_parts_were_sent_is_partly_synced(root: Path, call: Call) -> None:
+    with running(root, project="quickstart") as run:
+        run.log({"loss": 1.0})
+    assert call("sync", "--only", "metrics")[0] == 0
+    assert document(call, "status")["state"] == "partly synced"
+    assert "up to " in call("status")[1]
+    assert call("sync")[0] == 0
+    assert document(call, "status")["state"] == "synced"
+
+
+@pytest.mark.usefixtures("server")
+def test_a_run_whose_state_was_lost_is_known_to_be_synced_after_the_next_pass(
+    root: Path, call: Call
+) -> None:
+    with running(root, project="quickstart") as run:
+        run.log({"loss": 1.0})
+    assert call("sync")[0] == 0
+    shutil.rmtree(run.directory / "sync")
+    assert call("sync")[0] == 0
+    said = document(call, "status")
+    assert said["state"] == "synced" and said["synced_at"]
