@@ -11,12 +11,14 @@ One thread turns the loop. `stop` and `wake` may be called from any, and the pla
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
+from launchhelm._settings import STATE_DIR
 from launchhelm.errors import ConfigError, LaunchHelmError
 from syncer import retry, status
 from syncer.api.answers import ApiError
@@ -227,7 +229,7 @@ class Service:
         except LaunchHelmError as error:
             self._fail(work, f"{error.message} {error.remedy}".rstrip())
         except OSError as error:
-            self._fail(work, f"{error.filename or work.place.directory}: {error.strerror or error}")
+            self._fail(work, _said_of(error, work.place.directory))
         except Exception as error:  # One bad run must not stop the others.
             _log.exception("Syncing %s failed; other runs go on.", work.place.directory)
             self._fail(work, f"our failure, {type(error).__name__}: {error}")
@@ -453,3 +455,14 @@ class Service:
 def _file_count(push: Push) -> int:
     """Count the artifacts of a run that are on the server."""
     return sum(map(bool, push.state.artifacts.values())) if push.state is not None else 0
+
+
+def _said_of(error: OSError, directory: Path) -> str:
+    where = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
+    said = f"{where or directory}: {error.strerror or error}"
+    if where is None or not where.is_relative_to(status.state_root()):
+        return said
+    return (
+        f"{said}. {directory} cannot be written, and neither can {STATE_DIR.name}, where the "
+        "syncer remembers such runs; set it to a folder that can"
+    )

@@ -206,6 +206,18 @@ def test_one_bad_run_stops_no_other(rig: Rig, error: Exception, said: str) -> No
     assert rig.scripts[bad].log[-1] == "close"
 
 
+def test_a_place_for_states_that_cannot_be_written_is_named_by_its_setting(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHHELM_STATE_DIR", str(tmp_path / "state"))
+    where = str(tmp_path / "state" / "id")
+    path = rig.run(PermissionError(13, "Permission denied", where))
+    service = rig.service()
+    service.run()
+    why = service.work[path].why
+    assert f"{where}: Permission denied" in why and "LAUNCHHELM_STATE_DIR" in why
+
+
 def test_a_run_that_is_gone_on_the_server_is_asked_for_once(rig: Rig) -> None:
     gone = rig.run(ApiError("gone", "Deleted.", status=410))
     other = rig.run(sent(1))
