@@ -48,6 +48,7 @@ class Connection:
         self._clock = clock
         self._client: Client | None = None
         self._runs: RunIndex | None = None
+        self._generation = ""
 
     def __enter__(self) -> Self:
         return self
@@ -89,6 +90,7 @@ class Connection:
                 self.organization = client.organization = _only_one(listed, target.url)
             elif listed:
                 _check_known(self.organization, listed, target.url)
+            self._generation = _generation(self.organization, listed)
         except BaseException:
             client.close()
             raise
@@ -106,6 +108,7 @@ class Connection:
             since=self._since,
             retry_skipped=self._retry_skipped,
             clock=self._clock,
+            generation=self._generation,
         )
 
     def note(self, place: Place, why: str) -> None:
@@ -126,6 +129,8 @@ class Connection:
         known = status.of_server(place.directory, place.run_id, self._target.url, self.organization)
         if known is None or known.doubt or (known.verdict and self._retry_skipped):
             return None
+        if self._generation and known.state.generation != self._generation:
+            return None  # The server went back to a backup.
         if known.verdict:
             return known.verdict
         is_whole = known.state.is_closed and not known.state.flights
@@ -183,6 +188,12 @@ def _check_known(organization: str, found: list[dict[str, Any]], url: str) -> No
             f"The organisation {organization} is unknown on {url}; the key sees {_names(found)}.",
             remedy="Check LAUNCHHELM_ORGANIZATION or --organization.",
         )
+
+
+def _generation(organization: str, found: list[dict[str, Any]]) -> str:
+    """Name the server's line of history, where it does."""
+    ours = (it for it in found if str(it.get("id", "")).lower() == organization.lower())
+    return str(next(ours, {}).get("generation", ""))
 
 
 def _names(found: list[dict[str, Any]]) -> str:
