@@ -30,7 +30,6 @@ from tests.support.v1_server import V1Server
 ROOT = Path(__file__).resolve().parents[2]
 LEASE_S = 1.0
 REQUEST_BYTES = 16_000
-LONGEST_WORK_S = 4.0
 
 SYNCER = f"""
 import sys
@@ -158,6 +157,7 @@ class Storm:
 
     Args:
         deletes: Whether the syncers' memory is deleted, and replaced by older copies, too.
+        work_s: How long a syncer works at most, until it is killed.
         finish_s: How long the last syncer may take.
     """
 
@@ -169,6 +169,7 @@ class Storm:
         *,
         seed: int,
         deletes: bool = True,
+        work_s: float = 4.0,
         finish_s: float = 60.0,
     ) -> None:
         self.job = Job(path / "runs")
@@ -179,6 +180,7 @@ class Storm:
         self._noise = random.Random(seed)  # Of what is asked for an uncertain number of times.
         self._path = path
         self._deletes = deletes
+        self._work_s = work_s
         self._finish_s = finish_s
         self._copy = path / "old-memory"
         self._log = (path / "syncers.log").open("ab")
@@ -219,7 +221,7 @@ class Storm:
     def _work(self, syncer: subprocess.Popen[bytes], requests: int) -> None:
         """Wait for a random moment of a syncer's work: by what was asked for, not by the clock."""
         wanted = self.chaos.requests + requests
-        deadline = time.monotonic() + LONGEST_WORK_S
+        deadline = time.monotonic() + self._work_s
         while syncer.poll() is None and time.monotonic() < deadline:
             if self.chaos.wait_for(wanted, 0.5):
                 return
