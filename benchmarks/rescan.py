@@ -34,8 +34,9 @@ from syncer.discover import INTERVAL_S
 METRICS: Final = 5
 STEPS: Final = 20
 PASSES: Final = 3
-_SETTLED_S: Final = 10.0
-_CALL: Final = re.compile(r"^\d+ +([\d.]+) (\w+)\(")
+_SETTLE_S: Final = 120.0
+"""The first looks at so many runs take this long at most."""
+_CALL: Final = re.compile(r"^\d+ +(\w+)\(")
 
 
 def command(root: Path, *words: str) -> list[str]:
@@ -59,6 +60,32 @@ def passed(server: Hosted, root: Path) -> tuple[float, float, float]:
     return wall_s, usage.ru_utime + usage.ru_stime, server.cpu_s - before
 
 
+def calls_since(trace: Path, offset: int, root: str) -> tuple[Counter[str], int]:
+    """Count the calls in a trace from a place on that name something below the root."""
+    with trace.open("rb") as file:
+        file.seek(offset)
+        data = file.read()
+    calls: Counter[str] = Counter()
+    for line in data.decode(errors="replace").splitlines():
+        match = _CALL.match(line)
+        if match and root in line:
+            calls[match[1]] += 1
+    return calls, offset + len(data)
+
+
+def settled(trace: Path, root: str) -> int:
+    """Wait until a watching syncer opens no file any more; return the size of the trace."""
+    deadline = time.monotonic() + _SETTLE_S
+    offset = 0
+    while time.monotonic() < deadline:
+        time.sleep(2 * INTERVAL_S)
+        calls, offset = calls_since(trace, offset, root)
+        # A listing of the root opens it; everything else was to get to know the runs.
+        if calls["newfstatat"] and calls["openat"] < 10:
+            return offset
+    raise AssertionError("it does not settle")
+
+
 def watched(server: Hosted, root: Path, seconds: float) -> tuple[Counter[str], float, float]:
     """Watch runs in which nothing happens.
 
@@ -66,26 +93,22 @@ def watched(server: Hosted, root: Path, seconds: float) -> tuple[Counter[str], f
         Calls that name something below the root; CPU seconds in that time; resident MB.
     """
     trace = root.parent / "trace"
-    strace = ["strace", "-f", "-y", "-ttt", "-qq", "-o", str(trace)]
+    strace = ["strace", "-f", "-y", "-qq", "-o", str(trace), "-e", "trace=%file,getdents64"]
     process = subprocess.Popen(
-        [*strace, "-e", "trace=%file,getdents64", *command(root, "--watch")],
+        [*strace, *command(root, "--watch")],
         env=server.environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    time.sleep(_SETTLED_S)
+    offset = settled(trace, str(root))
     (syncer,) = psutil.Process(process.pid).children()
-    began, before = time.time(), sum(syncer.cpu_times()[:2])
+    before = sum(syncer.cpu_times()[:2])
     time.sleep(seconds)
-    ended, cpu_s = time.time(), sum(syncer.cpu_times()[:2]) - before
+    calls, _ = calls_since(trace, offset, str(root))
+    cpu_s = sum(syncer.cpu_times()[:2]) - before
     memory = syncer.memory_info().rss / 1e6
     syncer.send_signal(signal.SIGTERM)
     process.wait()
-    calls: Counter[str] = Counter()
-    for line in trace.read_text(errors="replace").splitlines():
-        match = _CALL.match(line)
-        if match and began <= float(match[1]) <= ended and str(root) in line:
-            calls[match[2]] += 1
     return calls, cpu_s, memory
 
 
@@ -127,8 +150,8 @@ def main() -> None:
     looks = arguments.seconds / INTERVAL_S
     listed = ", ".join(f"{number:,} {call}" for call, number in calls.most_common())
     print(
-        f"\nWatching them for {arguments.seconds:g} s while nothing changes, after {_SETTLED_S:g} "
-        f"s: {listed or 'no calls'}; {sum(calls.values()) / looks / arguments.runs:.2f} calls per "
+        f"\nWatching them for {arguments.seconds:g} s while nothing changes: "
+        f"{listed or 'no calls'}; {sum(calls.values()) / looks / arguments.runs:.2f} calls per "
         f"run and interval of {INTERVAL_S:g} s. {cpu_s:.2f} s of CPU under strace, {memory:.0f} MB "
         "resident."
     )

@@ -76,6 +76,8 @@ class Attached:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.url = target.url
+        self.reason = ""
+        """Why `finish` left records behind, as far as it is known."""
         self._directory = run_directory
         self._target = target
         self._report = report
@@ -137,15 +139,29 @@ class Attached:
     def finish(self, budget_s: float) -> int:
         """Send what is left, within the budget, and end; return how many records wait."""
         deadline = self._clock.monotonic() + budget_s
-        if budget_s > 0 and not self.deliver(max(0.0, budget_s - LET_GO_S)):
+        why = self.deliver(max(0.0, budget_s - LET_GO_S)) if budget_s > 0 else self.trouble
+        if budget_s > 0 and not why:
             until = min(deadline - LET_GO_S, self._clock.monotonic() + PEERS_S)
             while not self._is_over() and self._clock.monotonic() < until and not self.trouble:
                 self._wait(_POLL_S)
+        self.reason = self.trouble or why
         self._is_stopped = True
         if self._service is not None:
             self._service.stop()
         self._thread.join(min(LET_GO_S, max(0.0, deadline - self._clock.monotonic())))
-        return self.pending
+        pending = self.pending
+        if pending and self.reason and self._thread.is_alive():
+            self._leave_word()
+        return pending
+
+    def _leave_word(self) -> None:
+        """Note beside the run what the thread, which still waits for a server, did not."""
+        from syncer import status, trouble
+
+        target, at = self._target, self._clock.wall()
+        noted = trouble.Trouble(target.url, target.organization, self.reason, at)
+        directory = self._directory
+        trouble.write(directory, directory.name, noted, state_root=status.state_root())
 
     def _is_over(self) -> bool:
         return self._work is not None and self._work.is_over
@@ -168,6 +184,7 @@ class Attached:
                     connection.open_push,
                     connect=connection.connect,
                     open_pull=connection.open_pull,
+                    note=connection.note,
                     watch=True,
                     clock=self._clock,
                     on_slice=self._note,

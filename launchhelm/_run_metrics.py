@@ -89,7 +89,7 @@ class Metrics:
         if kind is None:
             problem = name_problem(name)
             if problem:
-                raise TypeError(problem)
+                raise TypeError(f"a metric cannot have {problem}")
         exact = coerce(value)
         if kind is None:
             self.learn(name, kind_of(exact))

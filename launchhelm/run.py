@@ -527,9 +527,10 @@ class Run(Reads, Controls, Describes, Artifacts):
         left_s = 0.0 if state == "terminated" else deadline - self._clock.monotonic()
         pending = syncer.finish(max(0.0, left_s))
         if pending:
+            why = f": {syncer.reason.rstrip('.')}" if syncer.reason else ""
             say(
-                f"launchhelm: {pending:,} records of {self.name!r} are not on {syncer.url} yet; "
-                f"send them with: launchhelm sync {self.directory}"
+                f"launchhelm: {pending:,} records of {self.name!r} are not on {syncer.url} yet"
+                f"{why}; send them with: launchhelm sync {self.directory}"
             )
 
     def _append(self, kind: str, body: Mapping[str, Any], *, step: int | None = None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final  # Any: changes of the state, JSON of answers.
 
@@ -25,13 +26,19 @@ from syncer.inflight import MIN_REQUEST_BYTES, Batch, Outbox, Ready
 from syncer.intake import Intake
 from syncer.lease import Lease
 from syncer.mapping import Refused
+from syncer.meanwhile import meanwhile
 from syncer.naming import StreamKey
-from syncer.readback import survey
+from syncer.readback import ServerStream, survey
 from syncer.sessions import Sessions
 from syncer.state import Flight, Journal, State
 
 CHECK_S: Final = 60.0
 """How often the token is looked at while points are sent."""
+
+_LONG_BYTES: Final = 256 << 10
+"""While a request of this size is on its way, the points of the next ones are read."""
+_ENOUGH: Final = 20_000
+"""Points that wait; more are not read."""
 
 
 class Lost(Exception):
@@ -71,9 +78,11 @@ class Delivery:
     artifacts: Artifacts
     intake: Intake
     told: Callable[[], object] = lambda: None
+    may_read_ahead: bool = True
     tally: Tally = field(default_factory=Tally)
     ready: list[Ready] = field(default_factory=list)
     _fence: Fence | None = None
+    _read_back: dict[str, ServerStream] = field(default_factory=dict)
     _checked_at: float = 0.0
     _contradicted: set[str] = field(default_factory=set)
     _portion: int = wire.MAX_BATCHES
@@ -87,6 +96,11 @@ class Delivery:
     def pending(self) -> int:
         """Points that are known to wait."""
         return self.outbox.points + sum(it.flight.count for it in self.ready)
+
+    @property
+    def cursor(self) -> str | None:
+        """How far all is dealt with, as the text of a cursor; None while something waits."""
+        return None if self.pending else self.intake.cursor
 
     @property
     def held(self) -> str:
@@ -121,13 +135,20 @@ class Delivery:
                     self.outbox.put_back(batches)
                     raise
             else:
-                has_more = self.intake.read()
-                self._set_aside()
+                has_more = self._read()
                 if not has_more and not self.outbox.points:
                     return True
                 if self.clock.monotonic() >= deadline:
                     return False
         return False
+
+    def _read(self) -> bool:
+        has_more = self.intake.read()
+        self._set_aside()
+        return has_more
+
+    def _read_ahead(self) -> bool:
+        return self.may_read_ahead and self.outbox.points < _ENOUGH and self._read()
 
     def enter(self) -> None:
         """Find the run on the server, and make sure that we know what it has of it."""
@@ -135,6 +156,7 @@ class Delivery:
         if self.state.run != run:
             self.journal.write({"run": run, "project": self.ids.project_id()})
             self.artifacts.known.clear()
+            self.intake.rewind()
         fence = Fence(self.client, self.journal, run, node_of(self.directory))
         if fence.holds() and not self.journal.doubt:
             self._recall()
@@ -163,6 +185,7 @@ class Delivery:
                     "read any more"
                 )
         self.journal.write({"drop": gone})
+        self.intake.rewind()
 
     def _survey(self, keys: Collection[StreamKey] | None, *, with_flights: bool = True) -> None:
         """Learn what the server has, of the run or of some streams, and go on after that.
@@ -179,7 +202,10 @@ class Delivery:
             run_id=run,
             only=keys,
             tick=self.lease.renew,
+            # Before the fence stands, nothing is sent; so what was read stays as it is.
+            read=self._read_back if self._fence is None else None,
         )
+        self._read_back.clear()
         state = self.state
         number = dict(state.number)
         for text in found.coverage:
@@ -194,6 +220,7 @@ class Delivery:
                 for first, last in coverage
             ],
             "epochs": found.epochs,
+            "participants": {str(writer): id_ for writer, id_ in found.participants.items()},
         }
         change["forget"] = [it for it in change["forget"] if it < len(state.streams)]
         if with_flights:
@@ -201,6 +228,7 @@ class Delivery:
             change["drop"] = [it.batch_id for it in state.flights.values() if it.stream in settled]
             self.ready = [it for it in self.ready if it.flight.stream not in settled]
         self.journal.write(change)
+        self.ids.seed(participants=found.participants)
         self.intake.rewind()
 
     def _key(self, flight: Flight) -> StreamKey:
@@ -263,7 +291,10 @@ class Delivery:
 
     def _start(self, refused: Refused) -> int:
         """From where on a stream is dealt with up to a value that is set aside."""
-        is_alone = self.intake.is_whole and not self.outbox.has(refused.key)
+        waits = self.outbox.has(refused.key) or any(
+            it.batch.key == refused.key for it in self.ready
+        )
+        is_alone = self.intake.is_whole and not waits
         return 0 if is_alone else refused.seq
 
     # --- a request --------------------------------------------------------------------------------
@@ -277,7 +308,10 @@ class Delivery:
             raise Lost("Another syncer has taken over.")
         body = wire.request([it.data for it in request])
         try:
-            answer = self._ingest(request[0], body)
+            if len(body) < _LONG_BYTES:
+                answer = self._ingest(request[0], body)
+            else:
+                answer = meanwhile(partial(self._ingest, request[0], body), self._read_ahead)
             streams = {it.flight.batch_id: it.stream_id for it in request}
             receipts = wire.receipts(answer, streams)
         except ApiError as error:
@@ -309,10 +343,13 @@ class Delivery:
                 raise Lost("Another syncer sends this run from another place.")
             self._checked_at = now
 
-    def _ingest(self, first: Ready, body: bytes) -> dict[str, Any]:
+    def _ingest(
+        self, first: Ready, body: bytes, on_sent: Callable[[], object] = lambda: None
+    ) -> dict[str, Any]:
         writer = first.batch.key.writer
+        token = self.sessions.token(writer)
         try:
-            return self.client.ingest(body, token=self.sessions.token(writer))
+            return self.client.ingest(body, token=token, on_sent=on_sent)
         except ApiError as error:
             if error.status not in (401, 403) or not self.sessions.drop_token(writer):
                 raise

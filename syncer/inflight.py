@@ -60,6 +60,11 @@ class Batch:
         """Record number of the last point."""
         return self.points[-1].seq
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no point can be added."""
+        return len(self.points) >= wire.MAX_POINTS_PER_BATCH
+
     def halves(self) -> tuple[Batch, Batch]:
         """Split a batch of two points or more."""
         middle = len(self.points) // 2
@@ -90,15 +95,19 @@ class Outbox:
     _queues: dict[WriterId, dict[StreamKey, deque[Batch]]] = field(default_factory=dict)
 
     def add(self, key: StreamKey, points: Sequence[Sample], start: int) -> None:
-        """Cut points of one stream into batches behind those that wait."""
+        """Cut points of one stream into batches behind those that wait; the last is filled up."""
+        self.points += len(points)
         queue = self._queues.setdefault(key.writer, {}).setdefault(key, deque())
+        last = queue[-1] if queue else None
+        if last is not None and not last.is_full and start <= last.last + 1:
+            queue.pop()
+            points, start = [*last.points, *points], last.start
         begin = 0
         for part in wire.partition([point.data for point in points]):
             batch = Batch(key, points[begin : begin + len(part)], start)
             queue.append(batch)
             begin += len(part)
             start = batch.last + 1
-        self.points += len(points)
 
     def put_back(self, batches: Iterable[Batch]) -> None:
         """Put batches before those that wait, in their order."""
@@ -122,26 +131,28 @@ class Outbox:
         self.points -= sum(len(batch.points) for batch in queue)
 
     def take(self) -> list[Batch]:
-        """Take the batches of the next request; [] when nothing waits."""
+        """Take the batches of the next request; [] when nothing waits. All get their turn."""
         for writer, queues in list(self._queues.items()):
+            del self._queues[writer]
             taken: list[Batch] = []
             size = 0
             for key, queue in list(queues.items()):
-                if not queue:
-                    del queues[key]
-                    continue
                 while queue[0].size > self.max_bytes and len(queue[0].points) > 1:
                     queue.extendleft(reversed(queue.popleft().halves()))
                 if taken and size + queue[0].size > self.max_bytes:
                     break
                 taken.append(queue.popleft())
                 size += taken[-1].size
+                del queues[key]
+                if queue:
+                    queues[key] = queue
                 if len(taken) == wire.MAX_BATCHES:
                     break
+            if queues:
+                self._queues[writer] = queues
             if taken:
                 self.points -= sum(len(batch.points) for batch in taken)
                 return taken
-            del self._queues[writer]
         return []
 
     def too_large(self, body_bytes: int) -> None:

@@ -28,7 +28,7 @@ PARTS: Final = ("metrics", "console", "media", "system", "controls")
 """What `only` may name."""
 
 MAX_RECORDS: Final = 2000
-POINTS: Final = 20_000
+POINTS: Final = 5000
 """Points of a slice, about."""
 
 EVERYTHING: Final = ""
@@ -117,7 +117,8 @@ class Intake:
         self._restriction = restriction
         self._clock = clock
         self._reader = self._new_reader()
-        self._limit = POINTS // 100
+        self._flying = self._covered_by_flights()
+        self._limit = POINTS // 25
         self._runs: dict[StreamKey, _Run] = {}
         self._tails: dict[StreamKey, int] = {}
         self._deferred: deque[Record] = deque()
@@ -156,13 +157,17 @@ class Intake:
         return bool(records)
 
     def rewind(self) -> None:
-        """Go back to the cursor of the state, after what is dealt with was found out anew."""
+        """Go back to the cursor of the state, after what is dealt with was found out anew.
+
+        What is on its way then is not read again: whoever holds it sends it or puts it back.
+        """
         self._outbox.clear()
         self._refused.clear()
         self._runs.clear()
         self._tails.clear()
         self._deferred.clear()
         self._reader = self._new_reader()
+        self._flying = self._covered_by_flights()
 
     def take_refused(self) -> list[Refused]:
         """Return the values that no server takes, of what was read since the last call."""
@@ -227,7 +232,20 @@ class Intake:
 
     def _coverage(self, key: StreamKey) -> Coverage:
         stream = self._state.stream(key.text)
-        return _NOTHING if stream is None else stream.coverage
+        coverage = _NOTHING if stream is None else stream.coverage
+        return self._flying.get(key.text, coverage)
+
+    def _covered_by_flights(self) -> dict[str, Coverage]:
+        """What is dealt with or on its way, of the streams of which something is on its way.
+
+        It need not follow later changes: these are of points that have been read since.
+        """
+        covered: dict[str, Coverage] = {}
+        for flight in self._state.flights.values():
+            stream = self._state.streams[flight.stream]
+            found = covered.setdefault(stream.key, Coverage(stream.coverage))
+            found.add(flight.first, flight.last)
+        return covered
 
     def _start(self, key: StreamKey, seq: int) -> int:
         """From where on a batch covers its stream: without restriction, nothing is left before."""

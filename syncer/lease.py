@@ -2,9 +2,10 @@
 
 Files `lease.<epoch:08d>` in the state directory. The highest number counts. A number is taken by
 O_EXCL, so one process gets it, and the directory is listed, never probed: both hold on network file
-systems. Age is judged by the counter on the observer's own clock; no pid, host or file time is
-compared. Numbers never come down, not even after the lease files were deleted, because the state
-files carry them too.
+systems. Age is judged by the counter on the observer's own clock; no file time is compared. Only of
+a process of the observer's own kernel and namespace it is known at once that it is gone. Numbers
+never come down, not even after the lease files were deleted, because the state files carry them
+too.
 
 A lease is advice. What makes a replaced holder harmless is the order in push.py.
 """
@@ -21,6 +22,7 @@ from typing import Final
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm._ids import new_id
 from launchhelm.store.line import dumps, open_line, seal_line
+from launchhelm.views.liveness import process_facts, process_is_gone
 
 LEASE_S: Final = 120.0
 """Longer than any file system may keep what another host wrote from us."""
@@ -134,7 +136,7 @@ class Lease:
             return False  # It was replaced just now.
         said = open_line(data.rstrip(b" \n")) or {}
         self.holder = f"{said.get('host', '?')}, process {said.get('pid', '?')}"
-        if said.get("free") is True:
+        if said.get("free") is True or process_is_gone(said):
             return True
         now = self._clock.monotonic()
         if (highest, data) != self._seen:
@@ -168,7 +170,7 @@ class Lease:
             "free": is_free,
             "owner": self._owner,
             "host": socket.gethostname(),
-            "pid": os.getpid(),
+            **process_facts(),
         }
         line = seal_line(dumps(said).encode(errors="replace")[1:])
         os.pwrite(self._descriptor, line.ljust(512), 0)

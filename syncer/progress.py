@@ -20,11 +20,21 @@ class Progress:
     Args:
         service: What is watched.
         terminal: Whether lines are redrawn.
+        watch: The service goes on for good; a run that another syncer holds is no news then.
     """
 
-    def __init__(self, service: Service, *, terminal: bool, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        service: Service,
+        *,
+        terminal: bool,
+        watch: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self._service = service
         self._terminal = terminal
+        self._watch = watch
+        self._held: Work | None = None
         self._clock = clock
         self._said_at = clock.monotonic()
         self._last: tuple[float, int] = (self._said_at, 0)
@@ -33,21 +43,33 @@ class Progress:
     def line(self) -> str | None:
         """Return the line to show now, None when there is nothing new to say yet."""
         now = self._clock.monotonic()
-        if not self._terminal and now - self._said_at < PLAIN_S:
-            return None
         works = list(self._service.work.values())
+        before, self._held = self._held, self._first_held(works)
+        is_news = self._held is not None and self._held is not before
+        if not self._terminal and not is_news and now - self._said_at < PLAIN_S:
+            return None
         self._measure(now, sum(work.points for work in works))
         self._said_at = now
         hold = self._service.hold
         if hold is not None and hold.until > now:
             left_s = hold.until - now
             return f"{_wording.plain(hold.why)}; next try in {_wording.duration(left_s)}"
+        since = self._service.asking_since
+        if since is not None and now - since >= PLAIN_S:
+            return f"waiting for an answer of the server, for {_wording.duration(now - since)}"
         sending = [work for work in works if work.state == "sending"]
+        if self._held is not None and (is_news or not sending):
+            return _wording.plain(f"{self._held.place.name}: waiting; {self._held.why}")
         if not sending:
             return None if not self._terminal else ""
         work = max(sending, key=lambda work: work.served_at)
         done = sum(work.state not in ("waiting", "sending") for work in works)
         return f"{self._of(work)}; {done:,} of {len(works):,} runs done"
+
+    def _first_held(self, works: list[Work]) -> Work | None:
+        if self._watch:
+            return None
+        return next((work for work in works if work.state == "held"), None)
 
     def _of(self, work: Work) -> str:
         said = [f"{work.points:,} points", size_text(work.bytes), f"{self._rate:,.0f}/s"]

@@ -130,6 +130,7 @@ class RunPush:
             there is sent anew.
         state_root: Where the state is if the run cannot be written; the setting by default.
         lease_s: How long a lease holds without its holder.
+        generation: Name of the server's line of history, where it says one.
 
     Attributes:
         voice: For whom commands may be claimed now, and with what; read by any thread.
@@ -152,6 +153,7 @@ class RunPush:
         retry_skipped: bool = False,
         state_root: Path | None = None,
         lease_s: float = LEASE_S,
+        generation: str = "",
     ) -> None:
         self.directory = run_directory
         self.place: Path | None = None
@@ -170,6 +172,7 @@ class RunPush:
         self._retry_skipped = retry_skipped
         self._state_root = state_root
         self._lease_s = lease_s
+        self._generation = generation
         self._lease: Lease | None = None
         self._delivery: Delivery | None = None
         self._view: RunView | None = None
@@ -283,11 +286,20 @@ class RunPush:
             org=client.organization,
         )
         self._forgive(journal)
+        self._notice_restore(journal)
         state = journal.state
         facts = Facts.read(self.directory, manifest, clock=clock)
         ids = IdMap(client, self._project, facts, runs=self._runs)
         if state.run:
-            ids.seed(project_id=state.project, run_id=state.run)
+            ids.seed(
+                project_id=state.project,
+                run_id=state.run,
+                participants={
+                    writer: id_
+                    for text, id_ in state.participants.items()
+                    if (writer := parse_writer(text)) is not None
+                },
+            )
         artifacts = Artifacts(
             client,
             self.directory,
@@ -319,6 +331,14 @@ class RunPush:
             intake=intake,
             told=self._tell,
         )
+
+    def _notice_restore(self, journal: Journal) -> None:
+        """Rely on nothing that a server confirmed before it went back to a backup."""
+        known = journal.state.generation
+        if self._generation and self._generation != known:
+            if known:
+                journal.write({"run": ""})
+            journal.write({"generation": self._generation})
 
     def _forgive(self, journal: Journal) -> None:
         verdict = journal.state.verdict
@@ -452,7 +472,11 @@ class RunPush:
         now = self._clock.monotonic()
         if not is_last and now - self._saved_at < SAVE_S:
             return
-        cursor = None if delivery.pending else delivery.intake.cursor
+        cursor = delivery.cursor
+        is_late = now - self._saved_at >= 2 * SAVE_S
+        delivery.may_read_ahead = is_last or is_late or not delivery.pending
+        if not delivery.may_read_ahead:
+            return  # A slice will soon end with nothing under way.
         name = self._restriction.cursor
         is_new = cursor is not None and cursor != self._saved_cursor
         if is_new and name is not None:

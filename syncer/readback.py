@@ -32,6 +32,11 @@ class ServerStream:
     sequences: array[int] = field(default_factory=lambda: array("q"))
     epoch: str = ""
 
+    def joined(self, other: ServerStream) -> ServerStream:
+        """Return both as one stream."""
+        newer = other if other.sequences[-1:] > self.sequences[-1:] else self
+        return ServerStream(array("q", sorted(self.sequences + other.sequences)), newer.epoch)
+
     def __contains__(self, seq: int) -> bool:
         index = bisect_left(self.sequences, seq)
         return index < len(self.sequences) and self.sequences[index] == seq
@@ -39,10 +44,17 @@ class ServerStream:
 
 @dataclass(slots=True)
 class Survey:
-    """What is dealt with, by the text of the stream's key, and the epoch of each writer."""
+    """What is dealt with, by the text of the stream's key, and what each writer sends as.
+
+    Attributes:
+        epochs: Of the newest points of a writer.
+        participants: To whom the streams of a writer belong. A create that came through twice
+            leaves another participant beside it, perhaps an older one.
+    """
 
     coverage: dict[str, Coverage] = field(default_factory=dict)
     epochs: dict[str, str] = field(default_factory=dict)
+    participants: dict[WriterId, str] = field(default_factory=dict)
     points: int = 0
 
 
@@ -54,6 +66,7 @@ def survey(
     run_id: str,
     only: Collection[StreamKey] | None = None,
     tick: Callable[[], object] = lambda: None,
+    read: dict[str, ServerStream] | None = None,
 ) -> Survey:
     """Find out which records the server has points of.
 
@@ -67,41 +80,52 @@ def survey(
         run_id: Likewise.
         only: These streams; None means all that the run has there.
         tick: Called now and then, to keep a lease.
+        read: Streams that were read before, by their ids; filled as they are read. With many of
+            them one request in the middle is likely to fail, and the next try goes on there. Only
+            for a caller that has sent nothing since.
 
     Raises:
         ApiError: The server could not be asked.
     """
+    read = {} if read is None else read
     labels = None if only is None else {key.label for key in only}
     found: dict[str, ServerStream] = {}
+    owners: dict[str, str] = {}
     for document in client.list_documents("stream", project_id, run_id):
         label = (document["spec"].get("labels") or {}).get(STREAM_LABEL)
         if isinstance(label, str) and (labels is None or label in labels):
             # Where a stream stands twice, points of either are points of it.
-            stream = found.setdefault(label, ServerStream())
-            _read_back(client, document["id"], stream, tick)
+            owners.setdefault(label, str(document["spec"].get("participant_id", "")))
+            id_ = document["id"]
+            if id_ not in read:
+                read[id_] = _read_back(client, id_, tick)
+            found[label] = found[label].joined(read[id_]) if label in found else read[id_]
     result = Survey(points=sum(len(it.sequences) for it in found.values()))
     keys = _Beside(run_directory, found, tick).keys(result)
     for label, stream in found.items():
         key = keys.get(label) or _parsed(label)
+        if key is not None and owners[label]:
+            result.participants.setdefault(key.writer, owners[label])
         if key is not None and stream.epoch:
             result.epochs.setdefault(str(key.writer), stream.epoch)
     return result
 
 
-def _read_back(
-    client: Client, stream_id: str, into: ServerStream, tick: Callable[[], object]
-) -> None:
-    newest = into.sequences[-1] if into.sequences else -1
+def _read_back(client: Client, stream_id: str, tick: Callable[[], object]) -> ServerStream:
+    tick()
+    found = ServerStream()
+    newest = -1
     for point in client.all_points(stream_id):
-        if len(into.sequences) % POINTS_PAGE == 0:
-            tick()
         seq = int(point["sequence"])
-        into.sequences.append(seq)
+        found.sequences.append(seq)
         if seq >= newest:
-            newest, into.epoch = seq, point["epoch"]
+            newest, found.epoch = seq, point["epoch"]
+        if len(found.sequences) % POINTS_PAGE == 0:
+            tick()
     # Points come in the order of their times, which may have gone backwards.
-    if any(a > b for a, b in zip(into.sequences, into.sequences[1:], strict=False)):
-        into.sequences = array("q", sorted(into.sequences))
+    if any(a > b for a, b in zip(found.sequences, found.sequences[1:], strict=False)):
+        found.sequences = array("q", sorted(found.sequences))
+    return found
 
 
 class _Beside:

@@ -11,12 +11,14 @@ One thread turns the loop. `stop` and `wake` may be called from any, and the pla
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
+from launchhelm._settings import STATE_DIR
 from launchhelm.errors import ConfigError, LaunchHelmError
 from syncer import retry, status
 from syncer.api.answers import ApiError
@@ -40,8 +42,10 @@ MAX_FAILED_S: Final = 960.0
 
 UNREACHABLE_S: Final = 30.0
 """A pass ends when the server has not answered for so long; a service goes on."""
-BUSY_S: Final = 300.0
-"""A pass ends when the server has answered nothing but "later" for so long."""
+BUSY_S: Final = 60.0
+"""A pass ends when the server has answered nothing but "later" for so long ..."""
+ASKED_S: Final = 300.0
+"""... and for so long when it said itself how long to wait."""
 
 REFUSALS: Final = 3
 """A pass ends when the key is refused for so many runs before it was accepted for one."""
@@ -67,6 +71,7 @@ class Service:
         open_pull: Makes what asks for the commands of one run, beside its push; None asks for none.
         settled: What files tell of a run before it is opened: None when it has to be, "" when it
             is closed and all of it was sent, else why it is skipped.
+        note: Takes why a run could not be opened, "" once it could; only when that changes.
         on_slice: Called on the loop's thread after each slice.
         wait: Sleeps for so many seconds or until woken; tests turn their clock instead.
     """
@@ -80,6 +85,7 @@ class Service:
         watch: bool = False,
         open_pull: Callable[[Place, Push], Pull] | None = None,
         settled: Callable[[Place], str | None] = lambda place: None,
+        note: Callable[[Place, str], object] = lambda place, why: None,
         on_slice: Callable[[Work], object] = lambda work: None,
         clock: Clock = SYSTEM_CLOCK,
         wait: Callable[[float], object] | None = None,
@@ -88,12 +94,14 @@ class Service:
         self.hold: Hold | None = None
         self.gave_up: Hold | None = None
         self.answered_at: float | None = None
+        self.asking_since: float | None = None
         self._discovery = discovery
         self._open_push = open_push
         self._connect = connect
         self._watch = watch
         self._open_pull = open_pull
         self._settled = settled
+        self._note = note
         self._on_slice = on_slice
         self._clock = clock
         self._live = Queue()
@@ -102,6 +110,7 @@ class Service:
         self._look_at = float("-inf")
         self._tries = 0
         self._refusals = 0
+        self._refusal: Hold | None = None
         self._must_connect = True
         self._is_stopped = False
         self._event = threading.Event()
@@ -150,11 +159,18 @@ class Service:
         self._take_woken(now)
         work = self._next(now)
         if work is not None:
+            self.asking_since = now
             self._serve(work)
+            self.asking_since = None
             self._on_slice(work)
             return None if self.gave_up else 0.0
         due = min(self._live.due, self._others.due, self._look_at)
-        return None if due == float("inf") else max(0.0, due - now)
+        if due < float("inf"):
+            return max(0.0, due - now)
+        if self._refusal is not None and self.answered_at is None and not self._has_sent:
+            # Too few runs for `REFUSALS`, but the key was good for none of them.
+            self.gave_up = self._refusal
+        return None
 
     def _look(self) -> None:
         places = self._discovery.look()
@@ -220,7 +236,7 @@ class Service:
         except LaunchHelmError as error:
             self._fail(work, f"{error.message} {error.remedy}".rstrip())
         except OSError as error:
-            self._fail(work, f"{error.filename or work.place.directory}: {error.strerror or error}")
+            self._fail(work, _said_of(error, work.place.directory))
         except Exception as error:  # One bad run must not stop the others.
             _log.exception("Syncing %s failed; other runs go on.", work.place.directory)
             self._fail(work, f"our failure, {type(error).__name__}: {error}")
@@ -247,12 +263,15 @@ class Service:
         started = work.served_at
         self._beat(work, push, started)
         mark = data_mark(work.place.directory)
+        files = _file_count(push)
         report = push.step(SLICE_S)
         self._count(work, report)
+        work.files += max(0, _file_count(push) - files)
         if report.stopped:
             self._stopped(work, report, started)
             return
         # Nothing is wrong any more, or nothing is asked for.
+        self._noted(work, "")
         self.hold, work.failed_s, work.why = None, FAILED_S, ""
         now = self._clock.monotonic()
         if not report.done:
@@ -338,11 +357,12 @@ class Service:
             work.held_since, work.holder = now, holder.count if holder is not None else None
         moves = holder is not None and holder.count != work.holder
         work.state = "held"
-        work.why = "another syncer is at work on it" + (f": {holder.text}" if holder else "")
+        work.why = "another syncer is at work on it" + (f": host {holder.text}" if holder else "")
         if self._watch or not (moves or now - work.held_since >= HELD_LIMIT_S):
             self._put(work, now + HELD_S)
         else:
             work.state = "skipped"
+            work.why += "; what is durable now is that syncer's to send"
 
     def _stop_pull(self, work: Work) -> None:
         pull, work.pull = work.pull, None
@@ -393,6 +413,8 @@ class Service:
             self._tries += 1
             kind = "busy" if error.status else "unreachable"
             limit_s = BUSY_S if error.status else UNREACHABLE_S
+            if error.retry_after_s:
+                limit_s = ASKED_S
             seconds = max(advice.seconds, given.seconds if isinstance(given, retry.Wait) else 0.0)
             self._hold(work, kind, seconds, advice.why, started, limit_s)
         elif isinstance(advice, retry.SkipRun):
@@ -406,11 +428,13 @@ class Service:
         self._must_connect = True
         self._refusals += 1
         accepted = self.answered_at is not None
+        now = self._clock.monotonic()
+        self._refusal = Hold(now + advice.seconds, now, advice.why, "key")
         if status == 403 and (accepted or (not self._watch and self._refusals < REFUSALS)):
             # The key is good, but not for this run.
             self._fail(work, advice.why)
         else:
-            self._hold(work, "key", advice.seconds, advice.why, self._clock.monotonic(), 0.0)
+            self._hold(work, "key", advice.seconds, advice.why, now, 0.0)
 
     def _hold(
         self, work: Work, kind: str, seconds: float, why: str, started: float, limit_s: float
@@ -420,6 +444,7 @@ class Service:
         if self.hold is not None and self.hold.kind == kind:
             started = self.hold.since
         self.hold = Hold(now + seconds, started, why, kind)
+        self._noted(work, why)
         if not self._watch and now + seconds - started >= limit_s:
             self.gave_up = self.hold
         self._put(work, now + seconds)
@@ -435,13 +460,25 @@ class Service:
         try:
             self._connect()
         except ConfigError as error:
-            self._hold(work, "config", FAILED_S, str(error), started, 0.0)
+            why = f"{error.message} {error.remedy}".rstrip()
+            self._hold(work, "config", FAILED_S, why, started, 0.0)
             return False
         self._must_connect = False
         return True
 
+    def _noted(self, work: Work, why: str) -> None:
+        """Note why a run is not opened; of one that is, its own state tells."""
+        if why != work.noted and (not why or work.push is None):
+            work.noted = why
+            self._note(work.place, why)
+
+    @property
+    def _has_sent(self) -> bool:
+        """Whether any run was found to be on the server by looking, not by what files tell."""
+        return any(work.caught_up_at > float("-inf") for work in self.work.values())
+
     def _answered(self) -> None:
-        self.hold, self._tries, self._refusals = None, 0, 0
+        self.hold, self._tries, self._refusals, self._refusal = None, 0, 0, None
         self.answered_at = self._clock.monotonic()
 
     def _skip(self, work: Work, why: str) -> None:
@@ -454,8 +491,25 @@ class Service:
 
     def _fail(self, work: Work, why: str) -> None:
         """Try a run again after a while."""
+        self._noted(work, why)
         self._close(work)
         work.state, work.why = "failed", why
         if self._watch:
             self._put(work, self._clock.monotonic() + work.failed_s)
             work.failed_s = min(MAX_FAILED_S, work.failed_s * 2)
+
+
+def _file_count(push: Push) -> int:
+    """Count the artifacts of a run that are on the server."""
+    return sum(map(bool, push.state.artifacts.values())) if push.state is not None else 0
+
+
+def _said_of(error: OSError, directory: Path) -> str:
+    where = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
+    said = f"{where or directory}: {error.strerror or error}"
+    if where is None or not where.is_relative_to(status.state_root()):
+        return said
+    return (
+        f"{said}. {directory} cannot be written, and neither can {STATE_DIR.name}, where the "
+        "syncer remembers such runs; set it to a folder that can"
+    )

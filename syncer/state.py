@@ -107,6 +107,7 @@ class State:
     project: str = ""
     token: str = ""
     token_next: str = ""
+    generation: str = ""
     streams: list[Stream] = field(default_factory=list)
     number: dict[str, int] = field(default_factory=dict)
     participants: dict[str, str] = field(default_factory=dict)
@@ -147,6 +148,7 @@ class State:
             "project": self.project,
             "token": self.token,
             "next": self.token_next,
+            "generation": self.generation,
             "participants": self.participants,
             "epochs": self.epochs,
             "cursors": self.cursors,
@@ -182,8 +184,13 @@ class State:
     # --- what a change may hold -------------------------------------------------------------------
 
     def _run(self, run: str) -> None:
-        """Turn to a run document; all that was remembered belongs to the one before."""
-        if run != self.run:
+        """Turn to a run document; all that was remembered belongs to the one before.
+
+        Before the first one there is only what no server takes, which stays true.
+        """
+        if not self.run:
+            self.run = run
+        elif run != self.run:
             empty = State(run=run, at=self.at, error=self.error)
             for name in self.__slots__:
                 setattr(self, name, getattr(empty, name))
@@ -225,9 +232,12 @@ class State:
 
     def _aside(self, entries: list[Any]) -> None:
         for number, seq, size, why in entries:
+            aside = Aside(self.streams[number].key, seq, size, why)
+            if aside in self.aside:
+                continue  # Read again, after what the server has was found out anew.
             self.aside_count += 1
             if len(self.aside) < MAX_ASIDE:
-                self.aside.append(Aside(self.streams[number].key, seq, size, why))
+                self.aside.append(aside)
 
     def _cursors(self, cursors: dict[str, str]) -> None:
         self.cursors.update(cursors)
@@ -242,6 +252,7 @@ _FIELDS: Final[dict[str, Any]] = {
     "project": _setter("project"),
     "token": _setter("token"),
     "next": _setter("token_next"),
+    "generation": _setter("generation"),
     "participants": lambda state, value: state.participants.update(value),
     "epochs": lambda state, value: state.epochs.update(value),
     "streams": State._streams,

@@ -23,8 +23,10 @@ from launchhelm.store.journal import lines_backwards, number_and_kind, opened, o
 from launchhelm.store.line import open_line
 from launchhelm.store.reader import has_vanished, list_segments
 from launchhelm.store.sealed import sealed_meta
+from syncer import trouble
 from syncer.lease import LEASE_S
-from syncer.state import Journal, State
+from syncer.state import Journal, State, read_acked
+from syncer.trouble import Trouble
 
 EVERYTHING: Final = ""
 """The cursor of passes that send all parts of a run."""
@@ -102,6 +104,12 @@ def remembered(run_directory: Path, run_id: str) -> list[Remembered]:
     return sorted(found, key=lambda each: (each.server, each.organization))
 
 
+def troubles(run_directory: Path, run_id: str) -> list[Trouble]:
+    """Return why the run could not be opened for some servers; see trouble.py."""
+    roots = (run_directory / layout.SYNC, state_root() / run_id)
+    return trouble.read(path for root in roots for path in _states(root))
+
+
 def of_server(
     run_directory: Path, run_id: str, url: str, organization: str = ""
 ) -> Remembered | None:
@@ -128,6 +136,26 @@ def pending_count(run_directory: Path, known: Remembered | None) -> int:
     cursor = known.cursor if known is not None and not known.verdict else Cursor()
     done = {writer: progress.wanted for writer, progress in cursor.writers.items()}
     return sum(max(0, end - done.get(writer, 0)) for writer, end in ends(run_directory).items())
+
+
+def is_partial(known: Remembered) -> bool:
+    """Whether more is on the server than the cursor tells: parts of the run, or not yet all."""
+    cursors = known.state.cursors
+    return any(name != EVERYTHING for name in cursors) or (
+        known.state.points > 0 and EVERYTHING not in cursors
+    )
+
+
+def confirmed_at(known: Remembered) -> float:
+    """Return when the server last confirmed something, by wall time; 0 when it never did.
+
+    After the state was lost nothing is sent again; then it is when all was found to be there.
+    """
+    if known.state.at:
+        return known.state.at
+    said = read_acked(known.directory) or {}
+    at = said.get("at") if said.get("done") is True else 0.0
+    return float(at) if isinstance(at, int | float) else 0.0
 
 
 def has_nothing_new(run_directory: Path, known: Remembered) -> bool:

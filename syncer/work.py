@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from syncer import retry
 from syncer.api.answers import ApiError
 from syncer.discover import Place
+from syncer.state import State
 
 SLICE_S: Final = 1.0
 """How long one run may send before it is another's turn."""
@@ -47,6 +48,11 @@ class Push(Protocol):
     @property
     def place(self) -> Path | None:
         """Where the lease is, once it was asked for."""
+        ...
+
+    @property
+    def state(self) -> State | None:
+        """What is remembered; None without the lease."""
         ...
 
     @property
@@ -113,7 +119,9 @@ class Work:
     Args:
         state: waiting, sending, sent, held, skipped or failed.
         why: For skipped, failed and held: the reason.
+        files: Artifacts that were sent.
         pending: Records that wait, as far as known.
+        noted: What was noted beside the run last; None while nothing was.
         caught_up_at: What was durable at this time of the monotonic clock is on the server.
         is_over: It has ended, here and on the server, or is left alone; only new files of it count.
         is_live: It may still grow.
@@ -126,6 +134,7 @@ class Work:
     bytes: int = 0
     batches: int = 0
     refused: int = 0
+    files: int = 0
     pending: int = 0
     push: Push | None = field(default=None, repr=False)
     pull: Pull | None = field(default=None, repr=False)
@@ -134,6 +143,7 @@ class Work:
     beat_at: float = float("-inf")
     served_at: float = float("-inf")
     caught_up_at: float = float("-inf")
+    noted: str | None = None
     held_since: float | None = None
     holder: int | None = None
     failed_s: float = FAILED_S

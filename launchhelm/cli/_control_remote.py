@@ -28,7 +28,7 @@ def run(
 ) -> int:
     """List controls or commands of a run on a server, or carry one command through."""
     _require_known(arguments)
-    with _rights(), open_client(target) as client:
+    with _rights(), open_client(target)[0] as client:
         there = RunOnServer(client, _remote_run.find(client, target.project, selector))
         if name == "list":
             return _list(there, output)

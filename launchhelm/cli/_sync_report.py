@@ -68,7 +68,7 @@ def conclude(
 ) -> int:
     """Print what became of each run, and choose the exit code."""
     works = list(service.work.values())
-    unreadable = {**discovery.waiting, **discovery.problems}
+    unreadable = {**unreadable_of(discovery), **discovery.problems}
     if output.json:
         for work in works:
             output.document(document(work))
@@ -80,7 +80,8 @@ def conclude(
         if work.refused:
             output.say(
                 f"{work.place.directory}: {work.refused:,} values were set aside, which the "
-                "server does not take; they stay in the run directory (launchhelm status)"
+                f"server does not take{_first_aside(work)}; they stay in the run directory "
+                "(launchhelm status)"
             )
     for path, why in unreadable.items():
         output.say(f"skipped {path}: {_wording.plain(why)}")
@@ -99,31 +100,56 @@ def conclude(
     return Exit.DONE if whole and not unreadable else Exit.IN_PART
 
 
+def _first_aside(work: Work) -> str:
+    """Name the first of the values that were set aside now, and why."""
+    from syncer import status
+    from syncer.naming import StreamKey
+
+    known = status.remembered(work.place.directory, work.place.run_id)
+    newest = max(known, key=lambda it: it.state.at, default=None)
+    if newest is None or not newest.state.aside:
+        return ""
+    asides, before = newest.state.aside, newest.state.aside_count - work.refused
+    aside = asides[before] if 0 <= before < len(asides) else asides[0]
+    return _wording.plain(f", the first of them {StreamKey.parse(aside.key).name!r}: {aside.why}")
+
+
+def unreadable_of(discovery: Discovery) -> dict[Path, str]:
+    """Return what looks like a run and cannot be read, and why; a root that is absent does not."""
+    absent = {root for root in discovery.roots if not root.exists()}
+    return {path: why for path, why in discovery.waiting.items() if path not in absent}
+
+
 def _table(works: Sequence[Work], output: Output) -> None:
     from syncer.progress import size_text
 
-    moved = [work for work in works if work.points or work.batches or work.state != "sent"]
+    moved = [
+        work for work in works if work.points or work.batches or work.files or work.state != "sent"
+    ]
     rows = [
         [
             _wording.plain(work.place.name),
             work.state,
             f"{work.points:,}",
             size_text(work.bytes),
+            f"{work.files:,}" if work.files else "",
             f"{work.pending:,}" if work.pending else "",
         ]
         for work in moved
     ]
     if rows:
         output.table(
-            ["RUN", "STATE", "POINTS", "SIZE", "PENDING"],
+            ["RUN", "STATE", "POINTS", "SIZE", "FILES", "PENDING"],
             rows,
-            right=("POINTS", "SIZE", "PENDING"),
+            right=("POINTS", "SIZE", "FILES", "PENDING"),
         )
     count, points = len(works), sum(work.points for work in works)
     runs = "run" if count == 1 else "runs"
     still = len(works) - len(moved)
     more = f", {still:,} of them had nothing new" if still else ""
-    output.line(f"{count:,} {runs}{more}; {points:,} points sent")
+    files = sum(work.files for work in works)
+    artifacts = f" and {files:,} {'file' if files == 1 else 'files'}" if files else ""
+    output.line(f"{count:,} {runs}{more}; {points:,} points{artifacts} sent")
 
 
 def document(work: Work) -> dict[str, Any]:
@@ -137,6 +163,7 @@ def document(work: Work) -> dict[str, Any]:
         "points": work.points,
         "bytes": work.bytes,
         "batches": work.batches,
+        "files": work.files,
         "set_aside": work.refused,
         "pending": work.pending,
     }
@@ -168,9 +195,10 @@ def dry_run(discovery: Discovery, target: Target | None, output: Output) -> int:
         rows.append([_wording.plain(place.name), str(said["state"]), f"{count:,}", why])
     if rows and not output.json:
         output.table(["RUN", "STATE", "RECORDS", "WHY"], rows, right=("RECORDS",))
-    for path, reason in discovery.waiting.items():
+    unreadable = unreadable_of(discovery)
+    for path, reason in unreadable.items():
         output.say(f"cannot be read: {path}: {_wording.plain(reason)}")
-    if not rows and not discovery.waiting:
+    if not rows and not unreadable:
         output.say(f"No runs in {', '.join(map(str, discovery.roots))}.")
         return Exit.NO_SUCH_RUN
-    return Exit.IN_PART if discovery.waiting else Exit.DONE
+    return Exit.IN_PART if unreadable else Exit.DONE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,7 @@ from launchhelm.cli.output import Output
 from launchhelm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from syncer.server.serve import Address
     from syncer.server.state import Limits
 
 DESCRIPTION = """Serve the LaunchHelm API from one directory until Ctrl-C or SIGTERM.
@@ -134,6 +136,8 @@ def _serve(arguments: argparse.Namespace, output: Output) -> int:
         insecure=arguments.insecure_http,
     )
     address.check()
+    for option, file in (("--tls-cert", arguments.tls_cert), ("--tls-key", arguments.tls_key)):
+        _check_file(option, file)
     limits = _limits(arguments)
     directory = Path(arguments.data)
     if not data.exists(directory) and not address.loopback:
@@ -141,6 +145,8 @@ def _serve(arguments: argparse.Namespace, output: Output) -> int:
             f"{directory} is no data directory of a server yet.",
             remedy=f"Make it, and a key: launchhelm serve init --data {directory}",
         )
+    if not data.exists(directory):
+        _check_port(address)  # Else a start that comes to nothing would make a key.
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.WARNING,
@@ -169,6 +175,34 @@ def _serve(arguments: argparse.Namespace, output: Output) -> int:
     finally:
         server.database.close()
     return Exit.DONE
+
+
+def _check_file(option: str, file: str) -> None:
+    """Refuse a file that cannot be read; "" is none."""
+    if not file:
+        return
+    try:
+        with open(file, "rb"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{option} {file}: {error.strerror or error}.") from error
+
+
+def _check_port(address: Address) -> None:
+    """Refuse an address that cannot be had."""
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+            probe.listen()
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot serve {address.host} port {address.port}: {error.strerror or error}.",
+            remedy="Nothing was made. Another one: --port N, or --port 0 for any that is free.",
+        ) from error
 
 
 def _limits(arguments: argparse.Namespace) -> Limits:

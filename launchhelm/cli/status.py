@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from launchhelm import _wording
 from launchhelm.cli._exit import Exit
+from launchhelm.cli._sync_report import unreadable_of
 from launchhelm.cli.output import Output
 from launchhelm.cli.sync import roots_of
 
@@ -36,29 +37,44 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     from syncer.discover import Discovery
 
     discovery = Discovery(roots_of(arguments))
-    rows = [
-        _document(place, known)
-        for place in discovery.look()
-        for known in _servers(place, arguments.server)
-    ]
+    rows = [row for place in discovery.look() for row in _rows(place, arguments.server)]
     if output.json:
         for row in rows:
             output.document(row)
     elif rows:
         _print(rows, output)
-    for path, why in discovery.waiting.items():
+    unreadable = unreadable_of(discovery)
+    for path, why in unreadable.items():
         output.say(f"cannot be read: {path}: {_wording.plain(why)}")
-    if not rows and not discovery.waiting:
+    if not rows and not unreadable:
         output.say(f"No runs in {', '.join(map(str, discovery.roots))}.")
         return Exit.NO_SUCH_RUN
-    return Exit.IN_PART if discovery.waiting else Exit.DONE
+    return Exit.IN_PART if unreadable else Exit.DONE
 
 
-def _servers(place: Place, url: str | None) -> list[Remembered | None]:
-    from syncer.status import remembered
+def _rows(place: Place, url: str | None) -> list[dict[str, Any]]:
+    """Describe a run on each server that it was sent to, or could not be sent to."""
+    from syncer import status
 
-    known = remembered(place.directory, place.run_id)
-    return [it for it in known if url is None or it.server == url.rstrip("/")] or [None]
+    wanted = url.rstrip("/") if url is not None else None
+    rows = [
+        _document(place, known)
+        for known in status.remembered(place.directory, place.run_id)
+        if wanted in (None, known.server)
+    ]
+    for trouble in status.troubles(place.directory, place.run_id):
+        fits = [
+            row
+            for row in rows
+            if row["server"] == trouble.server and trouble.organization in ("", row["organization"])
+        ]
+        for row in fits:
+            if trouble.at > (row["synced_at"] or 0.0) and row["state"] != "skipped":
+                row["why"] = trouble.why
+        if not fits and wanted in (None, trouble.server):
+            named = {"server": trouble.server, "organization": trouble.organization or None}
+            rows.append({**_document(place, None), **named, "why": trouble.why})
+    return rows or [_document(place, None)]
 
 
 def _document(place: Place, known: Remembered | None) -> dict[str, Any]:
@@ -82,7 +98,9 @@ def _document(place: Place, known: Remembered | None) -> dict[str, Any]:
     if known is None:
         return document
     holder = status.holder(known.directory)
-    state = "pending" if document["pending"] else "synced"
+    state = "synced"
+    if document["pending"]:
+        state = "partly synced" if status.is_partial(known) else "pending"
     if known.verdict:
         state = "skipped"
     return {
@@ -92,7 +110,7 @@ def _document(place: Place, known: Remembered | None) -> dict[str, Any]:
         "points": known.state.points,
         "set_aside": known.state.aside_count,
         "values": [_value(aside) for aside in known.state.aside],
-        "synced_at": known.state.at or None,
+        "synced_at": status.confirmed_at(known) or None,
         "state": state,
         "why": known.verdict or known.doubt or known.state.error,
         "holder": holder.text if holder is not None else "",
@@ -113,13 +131,19 @@ def _value(aside: Aside) -> dict[str, Any]:
     }
 
 
+def _pending(row: dict[str, Any]) -> str:
+    """Say how many records wait: of a run of which parts were sent, they are not counted apart."""
+    at_most = "up to " if row["state"] == "partly synced" else ""
+    return f"{at_most}{row['pending']:,}" if row["pending"] else ""
+
+
 def _print(rows: list[dict[str, Any]], output: Output) -> None:
     now = time.time()
     cells = [
         [
             _wording.plain(row["name"]),
             row["state"],
-            f"{row['pending']:,}" if row["pending"] else "",
+            _pending(row),
             f"{_wording.duration(now - row['synced_at'])} ago" if row["synced_at"] else "never",
             _wording.plain(row["server"] or "-"),
             _wording.plain(row["holder"]) or "-",

@@ -20,6 +20,7 @@ from launchhelm.cli._control_send import seconds_of
 from launchhelm.cli._exit import UsageError
 from launchhelm.cli.output import Output
 from launchhelm.env import load_env
+from launchhelm.errors import NotFound
 
 if TYPE_CHECKING:
     from syncer.discover import Discovery
@@ -63,7 +64,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Send, and say what became of each run."""
     only = _parts(arguments.only)
     since = _since(arguments.since)
-    roots = roots_of(arguments)
+    roots = roots_of(arguments, may_come=arguments.watch and not arguments.dry_run)
     load_env()
     from syncer.discover import Discovery
 
@@ -76,6 +77,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     target = _server.target_of(arguments)
     _server.require_http("Syncing")
     _server.warn_of_trust(arguments, output)
+    if arguments.watch:
+        for root in roots:
+            if not root.exists():
+                output.say(f"launchhelm: {root} is not there yet; waiting for it")
     return _sync(arguments, discovery, target, only, since, output)
 
 
@@ -100,6 +105,7 @@ def _sync(
         open_pull=connection.open_pull,
         watch=arguments.watch,
         settled=connection.settled,
+        note=connection.note,
     )
 
     def work() -> None:
@@ -139,7 +145,7 @@ def _follow(
     from syncer.progress import Progress
 
     terminal = output.stderr.isatty()
-    progress = Progress(service, terminal=terminal)
+    progress = Progress(service, terminal=terminal, watch=is_watch)
     news = _sync_report.News(output)
     deadline = float("inf")
     while thread.is_alive() and time.monotonic() < deadline:
@@ -195,15 +201,31 @@ def _signals(service: Service) -> Iterator[_Stopped]:
             signal.signal(number, previous)
 
 
-def roots_of(arguments: argparse.Namespace) -> list[Path]:
-    """Return the directories to look in: the paths given, else the roots."""
+def roots_of(arguments: argparse.Namespace, *, may_come: bool = False) -> list[Path]:
+    """Return the directories to look in: the paths given, else the roots.
+
+    Args:
+        may_come: Whether a path that is not there yet will do.
+
+    Raises:
+        NotFound: There is neither a folder nor a run of that name.
+    """
     roots = selection.roots(arguments)
     if not arguments.paths:
         return roots
     found = []
     for word in arguments.paths:
         path = Path(word).expanduser()
-        found.append(path if path.is_dir() else views.find_run(roots, word))
+        if path.is_dir():
+            found.append(path)
+            continue
+        try:
+            found.append(views.find_run(roots, word))
+        except NotFound as error:
+            if not may_come or path.exists():
+                message = f"There is no folder and no run {word!r}."
+                raise NotFound(message, remedy=error.remedy) from error
+            found.append(path)
     return found
 
 

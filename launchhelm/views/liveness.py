@@ -98,6 +98,17 @@ def process_is_gone(opening: Mapping[str, Any]) -> bool:
     return found is None or (start is not None and str(found) != str(start))
 
 
+def process_facts() -> dict[str, Any]:
+    """Return what `process_is_gone` needs to know of this process."""
+    pid = os.getpid()
+    return {
+        "pid": pid,
+        "pidns": _pid_namespace(),
+        "boot": _boot_id(),
+        "start": str(_start_time(pid)),
+    }
+
+
 def _read(path: str) -> str:
     try:
         return Path(path).read_text(encoding="ascii", errors="replace").strip()

@@ -7,7 +7,7 @@ when the call failed, WireError when what should be sent is not acceptable.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Final, Self  # Any: JSON values.
 
 import httpx
@@ -240,9 +240,22 @@ class Client:
 
     # Telemetry.
 
-    def ingest(self, body: bytes, *, token: str | None = None) -> Json:
-        """Send a grouped request, as `wire.request` makes it; `wire.receipts` reads the answer."""
-        return _object(self._call("POST", self._path(routes.TELEMETRY_BATCHES), token, body=body))
+    def ingest(
+        self,
+        body: bytes,
+        *,
+        token: str | None = None,
+        on_sent: Callable[[], object] = lambda: None,
+    ) -> Json:
+        """Send a grouped request, as `wire.request` makes it; `wire.receipts` reads the answer.
+
+        Args:
+            body: The request.
+            token: Another bearer.
+            on_sent: Called when the network has taken the body, and only the answer is to come.
+        """
+        path = self._path(routes.TELEMETRY_BATCHES)
+        return _object(self._call("POST", path, token, body=body, on_sent=on_sent))
 
     def ingest_single(self, batch: bytes, *, token: str | None = None) -> Json:
         """Send one batch to a server that does not know grouped requests."""
@@ -452,6 +465,7 @@ class Client:
         body: bytes | None = None,
         idempotency_key: str = "",
         read_timeout_s: float | None = None,
+        on_sent: Callable[[], object] = lambda: None,
     ) -> Any:
         headers = {
             "X-LaunchHelm-Protocol": PROTOCOL,
@@ -471,6 +485,7 @@ class Client:
             body=body,
             read_timeout_s=read_timeout_s,
             secret=bearer,
+            on_sent=on_sent,
         )
 
     def _pages(self, path: str, filters: Mapping[str, str], token: str | None) -> Iterator[Json]:

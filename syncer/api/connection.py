@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, BinaryIO, Final  # Any: JSON values.
@@ -108,6 +108,7 @@ class Connection:
         body: bytes | None = None,
         read_timeout_s: float | None = None,
         secret: str = "",
+        on_sent: Callable[[], object] = lambda: None,
     ) -> Any:
         """Call the API once and return the decoded JSON.
 
@@ -119,6 +120,7 @@ class Connection:
             body: JSON.
             read_timeout_s: Where the server is asked to wait.
             secret: What must not be repeated from the server's words.
+            on_sent: Called when the network has taken the body.
 
         Raises:
             ApiError: Anything but a success with a JSON body.
@@ -130,7 +132,15 @@ class Connection:
         failure: ApiError
         try:
             with _stream(
-                self._api, method, url, headers, timeout, deadline, body=body, params=params
+                self._api,
+                method,
+                url,
+                headers,
+                timeout,
+                deadline,
+                body=body,
+                params=params,
+                on_sent=on_sent,
             ) as answer:
                 kept = bytearray()
                 for chunk in _received(answer, deadline, MAX_ANSWER_BYTES):
@@ -260,25 +270,29 @@ def _stream(
     *,
     body: bytes | memoryview | None = None,
     params: Mapping[str, str] | None = None,
+    on_sent: Callable[[], object] = lambda: None,
 ) -> Iterator[httpx.Response]:
     content: Iterator[bytes] | None = None
     sent = dict(headers)
     if body is not None:
         sent["Content-Length"] = str(len(body))
-        content = _pieces(body, deadline)
+        content = _pieces(body, deadline, on_sent)
     with client.stream(
         method, url, params=params, content=content, headers=sent, timeout=timeout
     ) as answer:
         yield answer
 
 
-def _pieces(body: bytes | memoryview, deadline: float) -> Iterator[bytes]:
+def _pieces(
+    body: bytes | memoryview, deadline: float, on_sent: Callable[[], object]
+) -> Iterator[bytes]:
     """Hand out a body bit by bit: the library's limits are per bit, ours is for all."""
     view = memoryview(body)
     for start in range(0, len(view), CHUNK_BYTES):
         if time.monotonic() > deadline:
             raise _TooSlow
         yield bytes(view[start : start + CHUNK_BYTES])
+    on_sent()
 
 
 def _received(answer: httpx.Response, deadline: float, limit: int) -> Iterator[bytes]:

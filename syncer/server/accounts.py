@@ -131,6 +131,23 @@ def secret(connection: sqlite3.Connection) -> bytes:
     return bytes(row[0])
 
 
+def generation(connection: sqlite3.Connection) -> str:
+    """Return the name of this line of history, made on the first call; needs a transaction.
+
+    A backup gets another one: whoever knows what the original was told must not rely on it there.
+    """
+    connection.execute(
+        "INSERT OR IGNORE INTO facts VALUES ('generation', ?)", (secrets.token_hex(8).encode(),)
+    )
+    row = connection.execute("SELECT value FROM facts WHERE name = 'generation'").fetchone()
+    return bytes(row[0]).decode()
+
+
+def forget_generation(connection: sqlite3.Connection) -> None:
+    """Begin another line of history at the next start."""
+    connection.execute("DELETE FROM facts WHERE name = 'generation'")
+
+
 def create_key(
     connection: sqlite3.Connection,
     *,

@@ -61,7 +61,8 @@ def open_server(data: Path, *, clock: Clock = SYSTEM_CLOCK, limits: Limits | Non
     database = Database(data / DATABASE, clock)
     with database.write() as connection:
         secret = accounts.secret(connection)
-    server = Server(database, clock, data, secret, limits=limits or Limits())
+        generation = accounts.generation(connection)
+    server = Server(database, clock, data, secret, generation, limits=limits or Limits())
     server.artifacts.mkdir(mode=0o700, exist_ok=True)
     return server
 
@@ -166,7 +167,7 @@ def backup(server: Server, target: Path) -> int:
     unfinished = target.with_name(f"{target.name}.{new_id()[:8]}.part")
     try:
         unfinished.mkdir(mode=0o700, parents=True)
-        server.database.backup(unfinished / DATABASE)
+        server.database.backup(unfinished / DATABASE, accounts.forget_generation)
         copied = _copy_files(server.artifacts, unfinished / server.artifacts.name)
         _sync(unfinished / DATABASE)
         _sync(unfinished)

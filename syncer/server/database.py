@@ -11,7 +11,7 @@ import contextlib
 import queue
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -109,13 +109,15 @@ class Database:
             except queue.Full:
                 connection.close()
 
-    def backup(self, target: Path) -> None:
-        """Copy the whole database as of one moment, while it is in use."""
+    def backup(self, target: Path, change: Callable[[sqlite3.Connection], object]) -> None:
+        """Copy the whole database as of one moment, while it is in use, and change the copy."""
         with (
             contextlib.closing(self._connect()) as source,
             contextlib.closing(sqlite3.connect(target)) as copy,
         ):
             source.backup(copy)
+            with copy:
+                change(copy)
 
     def close(self) -> None:
         """Close every idle connection; call it when nothing uses the database any more."""

@@ -25,7 +25,8 @@ def routes() -> list[Route]:
 def _list(server: Server, caller: Caller, request: Request, body: object) -> dict[str, Any]:
     with server.database.read() as connection:
         found = accounts.organization(connection, caller.organization)
-    items = [{"id": found.id, "name": found.name}] if found else []
+    told = {"generation": server.generation}
+    items = [{"id": found.id, "name": found.name, **told}] if found else []
     return {"items": items, "next_cursor": ""}
 
 

@@ -133,6 +133,7 @@ class Server:
         clock: Wall time for stamps, monotonic time for waits.
         data: The data directory; `artifacts` lies in it.
         secret: 32 random bytes of this data directory, for signed addresses.
+        generation: Name of this line of history; a backup that is served has another.
         trust_proxy: Whether only a reverse proxy can reach us, so that its X-Forwarded-* count.
     """
 
@@ -140,6 +141,7 @@ class Server:
     clock: Clock
     data: Path
     secret: bytes
+    generation: str = ""
     wake: Wake = field(default_factory=Wake)
     limits: Limits = field(default_factory=Limits)
     trust_proxy: bool = False

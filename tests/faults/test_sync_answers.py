@@ -152,7 +152,7 @@ def test_a_wait_that_the_server_asks_for_is_kept_for_all_runs_in_seconds_and_by_
 def test_batches_are_made_smaller_for_a_server_with_a_limit_and_one_giant_is_set_aside(
     server: V1Server, far: ScriptedServer, sync: SyncCommand, root: Path
 ) -> None:
-    limit, metrics = 32 << 10, 2_000
+    limit, metrics = 64 << 10, 5_000
     writer = RunBuilder(root, name="wide").writer()
     writer.metrics(7, **{f"m/{number}": number / 4 for number in range(metrics)})
     giant = writer.metrics(8, note="x" * 200_000)

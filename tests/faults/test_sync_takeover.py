@@ -53,6 +53,12 @@ def log(writer: WriterBuilder, first: int) -> None:
     writer.flush()
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether every thread of a process has come to a stop; one alone may run on for a while."""
+    threads = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads)
+
+
 def test_the_work_of_a_stopped_and_of_a_killed_syncer_goes_on_on_another_host(
     tmp_path: Path, server: V1Server, far: ScriptedServer, sync: SyncCommand
 ) -> None:
@@ -72,6 +78,7 @@ def test_the_work_of_a_stopped_and_of_a_killed_syncer_goes_on_on_another_host(
     with sync.watching(root, change=host("host-a")) as a:
         arrived(STEPS)
         a.send_signal(signal.SIGSTOP)
+        wait_for(lambda: is_stopped(a.pid))
         log(writer, STEPS)
         with sync.watching(root, change=host("host-b")) as b:
             arrived(2 * STEPS)

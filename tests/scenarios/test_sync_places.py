@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -235,11 +234,9 @@ def test_new_runs_and_records_are_found_without_any_file_event(
     with sync.watching(root, change=NO_EVENTS):
         wait_for(lambda: len(points(server, "loss")) == 10)
         for number in range(2):
-            asked_at = time.monotonic()
             log(first, range(10 + number, 11 + number))
             log(RunBuilder(root, name=f"later-{number}").writer(), range(1))
             wait_for(lambda number=number: len(points(server, "loss")) == 12 + 2 * number)
-            assert time.monotonic() - asked_at < 3 * POLL_S
 
 
 def test_files_that_show_up_late_or_in_the_wrong_order_are_waited_for_without_a_word(

@@ -176,6 +176,11 @@ class Chaos:
         """How many have come."""
         return self._requests
 
+    @property
+    def points(self) -> int:
+        """How many points the server has accepted."""
+        return len(self._batch_of)
+
     def wait_for(self, requests: int, timeout_s: float) -> bool:
         """Wait until so many requests have come; whether they have."""
         with self._moved:

@@ -147,14 +147,18 @@ class Driver:
 
     def said(self, event: str, *, timeout_s: float = 60.0) -> Json:
         """Wait for the next thing that it says, which must be this event; return its facts."""
+        facts = self.said_any(timeout_s=timeout_s)
+        assert facts["event"] == event, facts
+        return facts
+
+    def said_any(self, *, timeout_s: float = 60.0) -> Json:
+        """Wait for the next thing that it says, whatever it is; return its facts."""
         try:
             line = self._said.get(timeout=timeout_s)
         except queue.Empty:
             line = ""
-        assert line, f"no {event!r}; stderr:\n{self._errors.read_text('utf-8')}"
-        facts = json.loads(line)
-        assert facts["event"] == event, line
-        return facts
+        assert line, f"it says nothing more; stderr:\n{self._errors.read_text('utf-8')}"
+        return json.loads(line)
 
     def tell(self, text: str = "go on") -> None:
         """Let a `wait` of the script return."""

@@ -210,6 +210,7 @@ class _Listener(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # Head and body in one piece: no waiting for the other side's word.
     server: _Listener
 
     def log_message(self, format: str, *args: object) -> None:
@@ -239,6 +240,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(reply.data)
+        self.wfile.flush()
 
 
 def _has_gone(connection: socket.socket) -> bool:

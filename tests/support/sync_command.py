@@ -74,9 +74,7 @@ class SyncCommand:
     environment: dict[str, str] = field(default_factory=dict)
     change: str = ""
 
-    def once(
-        self, *words: object, verb: str = "sync", change: str = "", **options: Any
-    ) -> Synced:
+    def once(self, *words: object, verb: str = "sync", change: str = "", **options: Any) -> Synced:
         """Make one pass, or let another verb do its work, and return how it ended.
 
         Args:

@@ -30,8 +30,6 @@ from tests.support.v1_server import V1Server
 ROOT = Path(__file__).resolve().parents[2]
 LEASE_S = 1.0
 REQUEST_BYTES = 16_000
-LONGEST_WORK_S = 4.0
-FINISH_S = 60.0
 
 SYNCER = f"""
 import sys
@@ -159,10 +157,20 @@ class Storm:
 
     Args:
         deletes: Whether the syncers' memory is deleted, and replaced by older copies, too.
+        work_s: How long a syncer works at most, until it is killed.
+        finish_s: How long the last syncer may take.
     """
 
     def __init__(
-        self, path: Path, server: V1Server, chaos: Chaos, *, seed: int, deletes: bool = True
+        self,
+        path: Path,
+        server: V1Server,
+        chaos: Chaos,
+        *,
+        seed: int,
+        deletes: bool = True,
+        work_s: float = 4.0,
+        finish_s: float = 60.0,
     ) -> None:
         self.job = Job(path / "runs")
         self.server = server
@@ -172,6 +180,8 @@ class Storm:
         self._noise = random.Random(seed)  # Of what is asked for an uncertain number of times.
         self._path = path
         self._deletes = deletes
+        self._work_s = work_s
+        self._finish_s = finish_s
         self._copy = path / "old-memory"
         self._log = (path / "syncers.log").open("ab")
 
@@ -200,7 +210,8 @@ class Storm:
         if len(working) > 1:
             self.counts["competing"] += 1
         for syncer in working:
-            self._work(syncer, choose.randint(0, 40))
+            # Who has no memory first asks the server what it has.
+            self._work(syncer, choose.randint(0, 100 if self._deletes else 40))
             if choose.random() < 0.15 and self._deletes:
                 self._delete("deleted at work")
             self._kill(syncer)
@@ -210,7 +221,7 @@ class Storm:
     def _work(self, syncer: subprocess.Popen[bytes], requests: int) -> None:
         """Wait for a random moment of a syncer's work: by what was asked for, not by the clock."""
         wanted = self.chaos.requests + requests
-        deadline = time.monotonic() + LONGEST_WORK_S
+        deadline = time.monotonic() + self._work_s
         while syncer.poll() is None and time.monotonic() < deadline:
             if self.chaos.wait_for(wanted, 0.5):
                 return
@@ -218,13 +229,20 @@ class Storm:
 
     def calm(self) -> None:
         """Let the job end and one syncer finish undisturbed."""
+        self.counts["points in the storm"] = self.chaos.points
         self.job.end()
         self.chaos.calm()
         self.chaos.settle()
-        deadline = time.monotonic() + FINISH_S
+        deadline = time.monotonic() + self._finish_s
         while True:
             syncer = self._start()
-            status = syncer.wait(max(1.0, deadline - time.monotonic()))
+            try:
+                status = syncer.wait(max(1.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                status = -1
+            finally:
+                syncer.kill()
+                syncer.wait()
             if status == 0:
                 return
             assert time.monotonic() < deadline, f"status {status}:\n{self.log[-4000:]}"

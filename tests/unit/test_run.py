@@ -317,6 +317,11 @@ def test_an_odd_value_is_left_out_counted_and_warned_of_once(
     assert "4 values were left out of what was logged: 'odd' 4." in notices
 
 
+def test_a_metric_without_a_name_is_warned_of(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    run.log({"": 1.0, "loss": 2.0})
+    assert "a metric cannot have an empty name" in caplog.text
+
+
 @pytest.mark.parametrize("warnings_are_errors", [True])
 def test_no_value_whatever_raises_in_log(run: Run, warnings_are_errors: bool) -> None:
     class Hostile:

@@ -12,7 +12,7 @@ import pytest
 
 from launchhelm.cli import Exit, _sync_report
 from syncer import connection, service
-from syncer.discover import Place
+from syncer.discover import Discovery, Place
 from syncer.work import Work
 from tests.support.cli_runs import MadeRun
 from tests.unit.cli.conftest import Cli
@@ -64,8 +64,56 @@ def test_where_there_is_no_run_it_says_so(verb: tuple[str, ...], cli: Cli) -> No
     assert ran.code == Exit.NO_SUCH_RUN and "No runs in" in ran.err
 
 
-def test_a_path_that_is_no_run_is_said(cli: Cli) -> None:
-    assert cli("sync", "--dry-run", "./nowhere").code == Exit.NO_SUCH_RUN
+@pytest.mark.parametrize("verb", [("sync", "--dry-run"), ("status",)])
+def test_where_not_even_the_root_is_there_it_says_the_same(
+    verb: tuple[str, ...], cli: Cli, root: Path
+) -> None:
+    root.rmdir()
+    ran = cli(*verb)
+    assert ran.code == Exit.NO_SUCH_RUN and f"No runs in {root}" in ran.err
+
+
+@pytest.mark.parametrize("word", ["./nowhere", "nowhere"])
+def test_a_path_that_is_no_run_is_said(word: str, cli: Cli) -> None:
+    ran = cli("sync", "--dry-run", word)
+    assert ran.code == Exit.NO_SUCH_RUN and f"no folder and no run '{word}'" in ran.err
+
+
+def test_a_service_waits_for_a_path_that_is_not_there_yet(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHHELM_API_KEY", "k")
+    later = tmp_path / "later"
+    looked: list[bool] = []
+
+    def look(self: Discovery) -> list[Place]:
+        """The folder comes after the first look; the second one ends the test."""
+        found = original(self)
+        looked.append(bool(found))
+        if found:
+            assert running
+            running[0].stop()
+        elif not later.exists():
+            later.mkdir()
+            MadeRun(later).train().end()
+        return found
+
+    running: list[service.Service] = []
+    run = service.Service.run
+
+    def start(self: service.Service) -> None:
+        running.append(self)
+        run(self)
+
+    original = Discovery.look
+    monkeypatch.setattr(Discovery, "look", look)
+    monkeypatch.setattr(service.Service, "run", start)
+    monkeypatch.setattr(connection.Connection, "connect", lambda self: None)
+
+    ran = cli("sync", "--watch", "--server", "http://127.0.0.1:9", str(later))
+
+    assert f"{later} is not there yet" in ran.err
+    assert looked == [False, True]
 
 
 @pytest.mark.usefixtures("no_sockets")

@@ -55,7 +55,7 @@ def test_a_point_has_time_coordinates_value_and_the_number_of_its_record() -> No
     assert isinstance(sample, Sample)
     assert sample.key == StreamKey(WRITER, "loss", "number", ("step", "layer"))
     assert sample.data == (
-        b'{"observed_at":"2026-11-30T07:08:26.355000Z","coordinates":[{"axis":"step","value":"12"},'
+        b'{"observed_at":"2026-11-30T07:08:26.355007Z","coordinates":[{"axis":"step","value":"12"},'
         b'{"axis":"layer","value":"3"}],"value":0.25,"sequence":"7"}'
     )
 
@@ -335,4 +335,4 @@ def test_the_points_are_those_that_the_wire_makes() -> None:
     (sample,) = samples(record("m", {"x": 1.5}, step=0, at=0.0))
 
     assert isinstance(sample, Sample)
-    assert sample.data == point("1970-01-01T00:00:00.000000Z", (("step", "0"),), 1.5, 7)
+    assert sample.data == point("1970-01-01T00:00:00.000007Z", (("step", "0"),), 1.5, 7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from syncer.api.client import Client
 from syncer.discover import Discovery
 from syncer.fence import TOKEN_LABEL
 from syncer.push import RunPush
+from syncer.server import data
 from syncer.state import server_hex
 from tests.support.pushing import (
     Point,
@@ -678,3 +680,32 @@ def test_the_parts_of_a_run_on_hosts_without_shared_storage_become_one_run(
         with pushing(directory, client) as push:
             assert push_all(push)[-1].done
     assert arrived(here, server) == here.points() + there.points()
+
+
+# --- a server that went back to a backup ----------------------------------------------------------
+
+
+def test_a_server_that_was_restored_gets_again_what_it_has_lost(tmp_path: Path) -> None:
+    run, later = WrittenRun(tmp_path / "runs"), WrittenRun(tmp_path / "runs")
+
+    def push_both(server: V1Server) -> list[Counter[Point]]:
+        assert server.state is not None
+        with server.client() as client:
+            for each in (run, later):
+                with pushing(each.directory, client, generation=server.state.generation) as push:
+                    assert push_all(push)[-1].done
+            return [server_points(client, each.run_id) for each in (run, later)]
+
+    run.log(range(100), "loss")
+    with v1_server(tmp_path / "served") as server:
+        push_both(server)
+        assert server.state is not None
+        data.backup(server.state, tmp_path / "backup")
+        run.log(range(100, 150), "loss")
+        later.log(range(30), "loss")
+        push_both(server)
+    shutil.rmtree(server.data)
+    (tmp_path / "backup").rename(server.data)
+    with v1_server(tmp_path / "served", port=httpx.URL(server.url).port or 0) as restored:
+        assert restored.url == server.url
+        assert push_both(restored) == [run.points(), later.points()]

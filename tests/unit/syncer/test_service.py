@@ -13,7 +13,8 @@ from syncer import retry
 from syncer.api.answers import ApiError
 from syncer.discover import Discovery, Place
 from syncer.lease import Lease
-from syncer.service import HEARTBEAT_S, HELD_LIMIT_S, MAX_OPEN, UNREACHABLE_S, Service
+from syncer.service import BUSY_S, HEARTBEAT_S, HELD_LIMIT_S, MAX_OPEN, UNREACHABLE_S, Service
+from syncer.state import State
 from syncer.work import Push, Work
 from tests.support.cli_runs import MadeRun
 from tests.support.runs import TurnedClock
@@ -46,6 +47,7 @@ class Script:
     ended: bool = False
     held: bool = False
     place: Path | None = None
+    state: State | None = None
     problems: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     stepped_at: list[float] = field(default_factory=list)
@@ -114,6 +116,7 @@ class Rig:
         self.asking: Asking | None = None
         self.keys = 0
         self.refusals: list[LaunchHelmError] = []
+        self.notes: list[tuple[Path, str]] = []
 
     def run(self, *steps: Step, ended: bool = False, held: bool = False) -> Path:
         path = MadeRun(self.root).path
@@ -151,6 +154,7 @@ class Rig:
             connect=self.connect,
             open_pull=self.open_pull if self.asking is not None else None,
             watch=watch,
+            note=lambda place, why: self.notes.append((place.directory, why)),
             on_slice=note,
             clock=self.clock,
             wait=wait,
@@ -230,6 +234,18 @@ def test_one_bad_run_stops_no_other(rig: Rig, error: Exception, said: str) -> No
     assert states(service) == {**dict.fromkeys(good, "sent"), bad: "failed"}
     assert said in service.work[bad].why
     assert rig.scripts[bad].log[-1] == "close"
+
+
+def test_a_place_for_states_that_cannot_be_written_is_named_by_its_setting(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHHELM_STATE_DIR", str(tmp_path / "state"))
+    where = str(tmp_path / "state" / "id")
+    path = rig.run(PermissionError(13, "Permission denied", where))
+    service = rig.service()
+    service.run()
+    why = service.work[path].why
+    assert f"{where}: Permission denied" in why and "LAUNCHHELM_STATE_DIR" in why
 
 
 def test_a_run_that_is_gone_on_the_server_is_asked_for_once(rig: Rig) -> None:
@@ -337,6 +353,22 @@ def test_a_pass_gives_up_when_the_server_cannot_be_reached(rig: Rig) -> None:
     assert rig.scripts[path].log.count("step") >= 4
 
 
+def test_a_pass_gives_up_on_a_server_that_is_busy_for_a_minute(rig: Rig) -> None:
+    rig.run(*[ApiError("http_error", "No.", status=503, retryable=True)] * 90)
+    started = rig.clock.at
+    service = rig.service()
+    service.run()
+    assert service.gave_up is not None and service.gave_up.kind == "busy"
+    assert rig.clock.at - started <= BUSY_S
+
+
+def test_a_pass_waits_longer_for_a_server_that_says_how_long(rig: Rig) -> None:
+    path = rig.run(busy(2 * BUSY_S), sent(1))
+    service = rig.service()
+    service.run()
+    assert service.gave_up is None and states(service) == {path: "sent"}
+
+
 def test_a_service_goes_on_until_the_server_is_back(rig: Rig) -> None:
     path = rig.run(*[transport()] * 12, sent(7))
 
@@ -385,6 +417,15 @@ def test_connecting_is_tried_again_like_sending(rig: Rig) -> None:
     assert service.work[path].points == 1 and rig.keys == 3
 
 
+def test_what_keeps_a_run_from_being_opened_is_noted_once_and_taken_back(rig: Rig) -> None:
+    path = rig.run(sent(1))
+    rig.refusals = [refused(), refused(), refused()]
+    service = rig.service(watch=True, until=600.0)
+    service.run()
+    assert [it for it, _ in rig.notes] == [path, path]
+    assert "refuses the key" in rig.notes[0][1] and rig.notes[1][1] == ""
+
+
 def test_a_key_that_may_not_send_one_run_sends_the_others(rig: Rig) -> None:
     others = [rig.run(sent(1)), rig.run(sent(1))]
     forbidden = rig.run(*[refused(403)] * 9)
@@ -403,6 +444,14 @@ def test_a_key_that_may_not_send_anything_ends_a_pass(rig: Rig) -> None:
     service.run()
     assert service.gave_up is not None and service.gave_up.kind == "key"
     assert len(rig.order) == 3
+
+
+def test_a_key_that_may_not_send_the_only_run_is_a_refused_key(rig: Rig) -> None:
+    path = rig.run(*[refused(403)] * 9)
+    service = rig.service()
+    service.run()
+    assert service.gave_up is not None and service.gave_up.kind == "key"
+    assert states(service) == {path: "failed"}
 
 
 # --- for good -------------------------------------------------------------------------------------

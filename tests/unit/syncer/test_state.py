@@ -204,3 +204,14 @@ def test_acked_json_is_whole_or_not_there(tmp_path: Path) -> None:
     write_acked(tmp_path, {"points": 3})
     assert read_acked(tmp_path) == {"points": 3}
     write_acked(tmp_path / "missing", {"points": 3})
+
+
+def test_what_no_server_takes_is_remembered_before_and_after_the_first_run_document() -> None:
+    state = State()
+    state.apply({"streams": [["a stream", "", ""]], "aside": [[0, 3, 600_000, "too large"]]})
+    state.apply({"aside": [[0, 3, 600_000, "too large"]]})
+    state.apply({"run": "r1"})
+    assert [(it.key, it.seq) for it in state.aside] == [("a stream", 3)]
+    assert state.aside_count == 1
+    state.apply({"run": "r2"})
+    assert (state.aside, state.aside_count) == ([], 0)

@@ -157,6 +157,21 @@ def test_a_new_directory_is_not_opened_to_a_network(
     assert not (tmp_path / "new").exists()
 
 
+def test_a_start_that_comes_to_nothing_makes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ["serve", "--data", str(tmp_path / "new")]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main([*at, "--port", str(taken.getsockname()[1])]) == 1
+    said = capsys.readouterr().err
+    assert "Address already in use" in said and "LAUNCHHELM_API_KEY" not in said
+
+    missing = str(tmp_path / "none.pem")
+    assert main([*at, "--port", "0", "--tls-cert", missing, "--tls-key", missing]) == 1
+    assert f"--tls-cert {missing}: No such file" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 def test_init_shows_a_key_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     at = ("--data", str(tmp_path / "d"), "--json")
     assert main(["serve", "init", "--organization", "lab", "--project", "p", *at]) == 0
@@ -251,6 +266,7 @@ def test_a_backup_taken_while_serving_is_a_server_as_of_one_moment(
     target = tmp_path / "copy" / "server"
     with v1_server(tmp_path) as server:
         assert server.state is not None
+        generation = server.state.generation
         run = server.run()
         (server.state.artifacts / "ab").mkdir()
         (server.state.artifacts / "ab" / "abcd").write_bytes(b"bytes")
@@ -274,6 +290,9 @@ def test_a_backup_taken_while_serving_is_a_server_as_of_one_moment(
     target.rename(server.data)
     with v1_server(tmp_path) as restored:
         assert restored.get(f"documents/{run['id']}") == run
+        assert restored.state is not None
+        # Who was told by the original that all of a run is there must ask the copy again.
+        assert restored.state.generation not in ("", generation)
 
 
 def _keep_writing(server: V1Server, stopping: threading.Event) -> None:
