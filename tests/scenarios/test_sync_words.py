@@ -98,3 +98,22 @@ def test_a_run_whose_state_was_lost_is_known_to_be_synced_after_the_next_pass(
     assert call("sync")[0] == 0
     said = document(call, "status")
     assert said["state"] == "synced" and said["synced_at"]
+
+
+def test_a_run_that_is_in_another_project_is_said_to_stay_there(
+    server: V1Server, root: Path, call: Call
+) -> None:
+    with running(root, project="first", name="early") as run:
+        run.log({"loss": 1.0})
+    assert call("sync", "--project", "first")[0] == 0
+    assert "stays there" not in call("sync", "--project", "first")[2]
+    with running(root, project="first", name="late") as run:
+        run.log({"loss": 1.0})
+
+    code, _, err = call("sync", "--project", "second")
+
+    assert code == 0
+    assert "early: in the project 'first'" in err and "stays there" in err and "late" not in err
+    with server.client() as client:
+        ids = {it["spec"]["name"]: it["id"] for it in client.list_documents("project")}
+    assert "early: in the project" in call("sync", "--project", ids["second"])[2]
