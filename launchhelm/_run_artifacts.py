@@ -135,7 +135,9 @@ class Artifacts:
         try:
             first = next(chunks)
         except StopIteration:
-            raise ValueError("An artifact must have at least 1 byte.") from None
+            raise ValueError(
+                "An artifact must have at least 1 byte; a server takes no empty one."
+            ) from None
         try:
             return media.put(self.directory, _chain(first, chunks))
         except OSError as error:

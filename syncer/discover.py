@@ -227,12 +227,15 @@ class Wakeup:
         self._observer: Any = None  # Any: watchdog is optional.
         local = [root for root in roots if not is_network(root)]
         observers = _optional.find("watchdog.observers") if local else None
-        if observers is None:
+        events = _optional.find("watchdog.events")
+        if observers is None or events is None:
             return
         try:
             observer = observers.Observer()
+            # Nothing else: its own first look at many runs would drown it in events of opening.
+            kinds = [getattr(events, name) for name in _Events.CLASSES]
             for root in local:
-                observer.schedule(_Events(wake), str(root), recursive=True)
+                observer.schedule(_Events(wake), str(root), recursive=True, event_filter=kinds)
             observer.daemon = True
             observer.start()
         except Exception:  # No inotify, or too many directories: the poll sees everything.
@@ -256,14 +259,12 @@ class Wakeup:
 class _Events:
     """What watchdog calls. Reading and what the syncer itself writes wake nobody."""
 
-    _KINDS: Final = frozenset({"created", "modified", "moved"})
+    CLASSES: Final = ("FileCreatedEvent", "FileModifiedEvent", "FileMovedEvent")
 
     def __init__(self, wake: Callable[[Path], object]) -> None:
         self._wake = wake
 
     def dispatch(self, event: Any) -> None:  # Any: watchdog is optional.
-        if event.event_type not in self._KINDS:
-            return
         for directory in _runs_of(Path(os.fsdecode(event.src_path))):
             self._wake(directory)
 

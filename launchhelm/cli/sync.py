@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from launchhelm import _wording, views
-from launchhelm.cli import _server, _sync_report, selection
+from launchhelm.cli import _server, _sync_project, _sync_report, selection
 from launchhelm.cli._control_send import seconds_of
 from launchhelm.cli._exit import UsageError
 from launchhelm.cli.output import Output
@@ -125,6 +125,8 @@ def _sync(
         wakeup.close()
     if failed:
         raise failed[0]
+    if arguments.project and not arguments.watch and service.gave_up is None:
+        _sync_project.warn(service, target, connection.organization, output)
     return _sync_report.conclude(
         service,
         discovery,

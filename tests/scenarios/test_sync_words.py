@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from launchhelm.cli import main
+from syncer.server import accounts
+from syncer.server.caller import READING
 from tests.support.reading import RunBuilder
 from tests.support.runs import running
 from tests.support.v1_server import V1Server, v1_server
@@ -98,3 +100,52 @@ def test_a_run_whose_state_was_lost_is_known_to_be_synced_after_the_next_pass(
     assert call("sync")[0] == 0
     said = document(call, "status")
     assert said["state"] == "synced" and said["synced_at"]
+
+
+def test_a_run_that_is_in_another_project_is_said_to_stay_there(
+    server: V1Server, root: Path, call: Call
+) -> None:
+    with running(root, project="first", name="early") as run:
+        run.log({"loss": 1.0})
+    assert call("sync", "--project", "first")[0] == 0
+    assert "stays there" not in call("sync", "--project", "first")[2]
+    with running(root, project="first", name="late") as run:
+        run.log({"loss": 1.0})
+
+    code, _, err = call("sync", "--project", "second")
+
+    assert code == 0
+    assert "early: in the project 'first'" in err and "stays there" in err and "late" not in err
+    with server.client() as client:
+        ids = {it["spec"]["name"]: it["id"] for it in client.list_documents("project")}
+    assert "early: in the project" in call("sync", "--project", ids["second"])[2]
+
+
+def test_a_key_that_only_reads_is_a_refused_key_also_for_a_single_run(
+    server: V1Server, root: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(root, project="quickstart") as run:
+        run.log({"loss": 1.0})
+    assert server.state is not None
+    with server.state.database.write() as connection:
+        _, key = accounts.create_key(
+            connection,
+            name="reader",
+            organization_id=server.organization,
+            grants=[accounts.Grant("", "", READING)],
+            now=server.state.clock.wall(),
+        )
+    monkeypatch.setenv("LAUNCHHELM_API_KEY", key)
+    code, _, err = call("sync")
+    assert code == 5 and "refuses the key" in err, err
+
+
+@pytest.mark.usefixtures("server")
+def test_an_organisation_that_nobody_knows_is_a_wrong_setting_and_no_deleted_run(
+    root: Path, call: Call
+) -> None:
+    with running(root, project="quickstart") as run:
+        run.log({"loss": 1.0})
+    assert call("sync")[0] == 0
+    code, _, err = call("sync", "--organization", "0f6b7c1e-4f7a-4c1d-9a52-0a8b7f3d2c11")
+    assert code == 2 and "is unknown on" in err and "deleted" not in err

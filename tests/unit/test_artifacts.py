@@ -135,7 +135,7 @@ def test_wrong_arguments_raise_before_anything_is_copied(run: Run, source: Path)
         run.artifact("no such file")
     with pytest.raises(OSError):
         run.artifact(source.parent)
-    with pytest.raises(ValueError, match="1 byte"):
+    with pytest.raises(ValueError, match="1 byte; a server takes no empty one"):
         run.artifact(b"")
     with pytest.raises(TypeError, match="holds numbers"):
         run.artifact(source, name="loss")

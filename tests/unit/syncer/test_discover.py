@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -218,3 +219,29 @@ def test_events_name_the_run_and_our_own_files_wake_nobody(root: Path) -> None:
         assert set(woken) == {run.path}
     finally:
         wakeup.close()
+
+
+def test_reading_runs_makes_no_events_that_a_watch_would_have_to_take(root: Path) -> None:
+    pytest.importorskip("watchdog")
+    run = MadeRun(root)
+    met: list[Any] = []
+    dispatch = discover._Events.dispatch
+
+    def met_and_dispatched(self: Any, event: Any) -> None:
+        met.append(event)
+        dispatch(self, event)
+
+    woken: list[Path] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(discover._Events, "dispatch", met_and_dispatched)
+        wakeup = discover.Wakeup([root], woken.append)
+        try:
+            if not wakeup.is_on:
+                pytest.skip("this host gives no file events")
+            for path in (run.path / "data").iterdir():
+                path.read_bytes()
+            run.journals[0].beat(1)  # Events come in order: those of reading would be there.
+            until(lambda: woken)
+        finally:
+            wakeup.close()
+    assert {event.event_type for event in met} <= {"created", "modified", "moved"}
