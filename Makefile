@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 READY := .venv/.ready
 CODE := launchhelm syncer tests examples benchmarks docs
-BENCHMARKS := logging idle memory reading control_point command_latency
+BENCHMARKS := logging idle memory reading control_point command_latency sync rescan ingest
 
 .NOTPARALLEL:
 .PHONY: demo test check fix format lint types examples docs wheel stress rig bench clean

@@ -300,7 +300,7 @@ def main() -> None:
     """Serve, send, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--points", type=int, default=1_000_000)
-    parser.add_argument("--few", type=int, default=40_000, help="of the small run and the spool")
+    parser.add_argument("--few", type=int, default=100_000, help="of the small run and the spool")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--large", action="store_true", help="ten times the points, ours alone")
     parser.add_argument("--directory", type=Path, help="where to work; default a temporary one")
