@@ -28,7 +28,7 @@ def test_a_hundred_kills_leave_every_point_once(
     tmp_path: Path, server: V1Server, deletes: bool
 ) -> None:
     # Who has lost its memory asks a lot before it sends; a worse network would let it do no more.
-    rate, work_s = (0.05, 10.0) if deletes else (0.25, 4.0)
+    rate, work_s = (0.02, 15.0) if deletes else (0.25, 4.0)
     with Chaos(server.url, seed=17, rate=rate, budget=100_000) as chaos:
         storm = Storm(
             tmp_path, server, chaos, seed=17, deletes=deletes, work_s=work_s, finish_s=FINISH_S
@@ -57,8 +57,8 @@ def test_each_fault_alone_costs_nothing(tmp_path: Path, server: V1Server, fault:
 def test_a_server_killed_between_the_syncers_still_has_every_point_once(
     tmp_path: Path, server: V1Server
 ) -> None:
-    with Chaos(server.url, seed=5, rate=0.05, budget=1000) as chaos:
-        storm = Storm(tmp_path, server, chaos, seed=5, work_s=10.0, finish_s=FINISH_S)
+    with Chaos(server.url, seed=5, rate=0.02, budget=1000) as chaos:
+        storm = Storm(tmp_path, server, chaos, seed=5, work_s=15.0, finish_s=FINISH_S)
         for _ in range(20):
             storm.round()
             kill(server)

@@ -91,7 +91,7 @@ class Job:
         self.directory = self.run.directory
         self.step = 0
         self.artifacts: dict[str, bytes] = {}
-        self._attempt = 1
+        self.attempt = 1
         self._writers: list[WriterBuilder] = []
         self._begin()
 
@@ -106,7 +106,7 @@ class Job:
 
     def restart(self) -> None:
         """Begin a new attempt, as a launcher does; the old one leaves no end."""
-        self._attempt = self.run.attempt(RANKS)
+        self.attempt = self.run.attempt(RANKS)
         self._begin()
 
     def seal(self, rank: int) -> None:
@@ -120,7 +120,7 @@ class Job:
             writer.flush()
 
     def _begin(self) -> None:
-        self._writers = [self.run.writer(rank, attempt=self._attempt) for rank in range(RANKS)]
+        self._writers = [self.run.writer(rank, attempt=self.attempt) for rank in range(RANKS)]
         for rank, writer in enumerate(self._writers):
             writer.record("ev", {"type": "start", "world_size": RANKS, "rank": rank})
             writer.flush()
@@ -138,7 +138,7 @@ class Job:
 
     def _checkpoint(self, writer: WriterBuilder, data: bytes) -> None:
         stored = media.put(self.directory, [data])
-        id_ = f"artifact-{self._attempt}-{self.step}"
+        id_ = f"artifact-{self.attempt}-{self.step}"
         body = {
             "id": id_,
             "name": "model.pt",
@@ -210,8 +210,9 @@ class Storm:
         if len(working) > 1:
             self.counts["competing"] += 1
         for syncer in working:
-            # Who has no memory first asks the server what it has.
-            self._work(syncer, choose.randint(0, 100 if self._deletes else 40))
+            # Who has no memory first asks the server for every stream that it has.
+            most = 40 + 60 * self.job.attempt if self._deletes else 40
+            self._work(syncer, choose.randint(0, most))
             if choose.random() < 0.15 and self._deletes:
                 self._delete("deleted at work")
             self._kill(syncer)
