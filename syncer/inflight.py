@@ -94,12 +94,22 @@ class Outbox:
     points: int = 0
     _queues: dict[WriterId, dict[StreamKey, deque[Batch]]] = field(default_factory=dict)
 
-    def add(self, key: StreamKey, points: Sequence[Sample], start: int) -> None:
-        """Cut points of one stream into batches behind those that wait; the last is filled up."""
+    def add(
+        self, key: StreamKey, points: Sequence[Sample], start: int, *, fills: bool = True
+    ) -> None:
+        """Cut points of one stream into batches behind those that wait.
+
+        Args:
+            key: The stream.
+            points: In order.
+            start: From where on they cover the stream.
+            fills: Whether the last batch that waits may be filled up: no point between is dealt
+                with, for the batch could not be made again from its first and last record then.
+        """
         self.points += len(points)
         queue = self._queues.setdefault(key.writer, {}).setdefault(key, deque())
         last = queue[-1] if queue else None
-        if last is not None and not last.is_full and start <= last.last + 1:
+        if fills and last is not None and not last.is_full and start <= last.last + 1:
             queue.pop()
             points, start = [*last.points, *points], last.start
         begin = 0

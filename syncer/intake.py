@@ -82,10 +82,12 @@ class _Run:
     Args:
         start: From where on they cover the stream.
         after: All that is dealt with lies at or below this number.
+        is_apart: Whether something that is dealt with lies between these and those before.
     """
 
     start: int
     after: int
+    is_apart: bool
     points: list[Sample] = field(default_factory=list)
 
 
@@ -121,6 +123,7 @@ class Intake:
         self._limit = POINTS // 25
         self._runs: dict[StreamKey, _Run] = {}
         self._tails: dict[StreamKey, int] = {}
+        self._apart: set[StreamKey] = set()
         self._deferred: deque[Record] = deque()
         self._left_out: set[str] = set()
 
@@ -165,6 +168,7 @@ class Intake:
         self._refused.clear()
         self._runs.clear()
         self._tails.clear()
+        self._apart.clear()
         self._deferred.clear()
         self._reader = self._new_reader()
         self._flying = self._covered_by_flights()
@@ -218,6 +222,7 @@ class Intake:
         if seq in coverage:
             self._close_run(key)
             self._tails[key] = seq
+            self._apart.add(key)
         elif not is_wanted:
             self._close_run(key)
             self._tails.pop(key, None)
@@ -227,7 +232,9 @@ class Intake:
         else:
             run = self._runs.get(key)
             if run is None:
-                run = self._runs[key] = _Run(self._start(key, seq), coverage.last)
+                start, is_apart = self._start(key, seq), key in self._apart
+                run = self._runs[key] = _Run(start, coverage.last, is_apart)
+                self._apart.discard(key)
             run.points.append(sample)
 
     def _coverage(self, key: StreamKey) -> Coverage:
@@ -257,7 +264,7 @@ class Intake:
         run = self._runs.pop(key, None)
         if run is not None:
             self._tails[key] = run.points[-1].seq
-            self._outbox.add(key, run.points, run.start)
+            self._outbox.add(key, run.points, run.start, fills=not run.is_apart)
 
     def _close_runs(self) -> None:
         for key in list(self._runs):

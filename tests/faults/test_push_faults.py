@@ -105,7 +105,7 @@ def killed_again_and_again(
     chance = random.Random(seed)
     hits = 0
     for number in range(kills):
-        steps = range(number * 125, (number + 1) * 125)
+        steps = range(number * 250, (number + 1) * 250)
         run.log(steps, *METRICS)
         log = folder / f"{number}.log"
         process = spawn_pusher(server, run.directory, log)

@@ -93,7 +93,9 @@ def test_requests_without_a_valid_key_are_unauthorized(server: V1Server) -> None
 
 def test_a_key_says_where_it_belongs(server: V1Server) -> None:
     items = server.get("/v1/organizations")["items"]
-    assert items == [{"id": server.organization, "name": "lab"}]
+    assert server.state is not None
+    told = {"generation": server.state.generation}
+    assert items == [{"id": server.organization, "name": "lab", **told}]
     me = server.call("GET", "/v1/me", key=server.project_key).json()
     assert me["organization_id"] == server.organization
     assert me["project_id"] == server.project
