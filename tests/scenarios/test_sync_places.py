@@ -136,7 +136,7 @@ def test_a_run_that_is_moved_and_unpacked_elsewhere_goes_on_as_the_same_run(
     unpacked = tmp_path / "unpacked"
     with tarfile.open(tmp_path / "run.tar") as archive:
         # Debian's Python 3.11 has no filters; later ones warn without.
-        options = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        options: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         archive.extractall(unpacked, **options)
     again = launchhelm.init(PROJECT, state_dir=unpacked, resume=run.run_id)
     assert again.directory == unpacked / "anything"
