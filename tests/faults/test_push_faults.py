@@ -109,7 +109,7 @@ def killed_again_and_again(
         run.log(steps, *METRICS)
         log = folder / f"{number}.log"
         process = spawn_pusher(server, run.directory, log)
-        hits += killed_at_some_moment(process, log, chance.uniform(0.0, 0.35))
+        hits += killed_at_some_moment(process, log, chance.uniform(0.0, 0.2))
         if number in losses:
             shutil.rmtree(run.directory / "sync")
     return hits

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
+import pkgutil
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,8 @@ from typing import Any
 import pytest
 
 import launchhelm
+import launchhelm.cli
+import syncer
 from launchhelm.cli import Exit, main
 from launchhelm.store.layout import parse_segment
 from tests.support.reading import Logger, RunBuilder, WriterBuilder, as_nobody, tree, wait_for
@@ -184,6 +188,10 @@ def test_another_user_sends_what_may_be_read_of_a_read_only_root_and_changes_not
     server: V1Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One run is closed to that user: it is named, and all others arrive."""
+    for package in (launchhelm.cli, syncer):  # That user may not be able to read our folder.
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
     with tempfile.TemporaryDirectory() as folder:
         public, home = Path(folder), Path(folder) / "home"
         runs = [RunBuilder(public / "runs", name=f"run-{number}") for number in range(4)]
