@@ -53,7 +53,7 @@ from syncer.commands import Origin, Voice
 from syncer.intents import Intent, Intents, Listing
 from syncer.keys import Keys
 from syncer.outcomes import Outcomes
-from syncer.push import Coordinator
+from syncer.presence import Coordinator
 
 CLAIM_S: Final = 10.0
 """How long one claim waits; rank 0 may end at any moment, and nothing can be taken back."""
@@ -79,10 +79,13 @@ class Speaker(Protocol):
     """What is needed of the push of the same run; attributes are read from any thread."""
 
     keys: Keys
-    voice: Voice | None
-    coordinator: Coordinator | None
-    extensions: frozenset[str]
 
+    @property
+    def voice(self) -> Voice | None: ...
+    @property
+    def coordinator(self) -> Coordinator | None: ...
+    @property
+    def extensions(self) -> frozenset[str]: ...
     @property
     def scope(self) -> Mapping[str, str]:
         """Of the run on the server; empty before it is there."""

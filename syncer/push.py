@@ -19,14 +19,13 @@ Not covered by ids alone: two syncers at work at the same moment on two copies o
 token is looked at every minute; within it, only a server that knows points by stream, epoch and
 sequence (ours does) keeps them single.
 
-The steps of 1 to 7 are in delivery.py; here are the lease, the slices, and what is said beside
-points: the run's document, sessions, heartbeats, the end.
+The steps of 1 to 7 are in delivery.py; here are the lease and the slices. What is said beside
+points is in presence.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection
@@ -37,11 +36,8 @@ from typing import Any, Final  # Any: changes of the state.
 from launchhelm import _settings
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import LaunchHelmError
-from launchhelm.records import WriterId
-from launchhelm.store import layout
 from launchhelm.store.layout import parse_writer
-from launchhelm.store.manifest import load_manifest, node_of
-from launchhelm.views import Observer, ParticipantView, RunView
+from launchhelm.store.manifest import load_manifest
 from syncer import retry
 from syncer.api import wire
 from syncer.api.answers import ApiError
@@ -56,6 +52,7 @@ from syncer.inflight import Outbox
 from syncer.intake import Intake, Restriction
 from syncer.keys import Keys
 from syncer.lease import LEASE_S, Lease
+from syncer.presence import Coordinator, Presence
 from syncer.runindex import RunIndex
 from syncer.sessions import Sessions
 from syncer.state import Journal, State, find_place, open_journal, server_hex, write_acked
@@ -64,10 +61,6 @@ SLICE_S: Final = 1.0
 SAVE_S: Final = 30.0
 """How often the cursor and acked.json are written while points are sent."""
 
-VOICE_S: Final = 60.0
-"""Commands are claimed only while the coordinator was seen to move this recently."""
-
-_UPDATES: Final = 5
 _GONE: Final = (404, 410)
 
 
@@ -96,21 +89,6 @@ class Report:
     advice: retry.Advice | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Coordinator:
-    """The newest rank 0, as last seen.
-
-    Args:
-        writer: Its files.
-        end: As of `ParticipantView`: "" while it goes on.
-        moved_at: Monotonic time at which it was last seen to move; None: never.
-    """
-
-    writer: WriterId
-    end: str
-    moved_at: float | None
-
-
 class RunPush:
     """Sends one run to one server. One thread; nothing here raises for what a server does.
 
@@ -133,9 +111,6 @@ class RunPush:
         generation: Name of the server's line of history, where it says one.
 
     Attributes:
-        voice: For whom commands may be claimed now, and with what; read by any thread.
-        coordinator: The newest rank 0, likewise; None while none was seen.
-        extensions: What the server understands beyond the API.
         keys: Those of the participants.
     """
 
@@ -157,12 +132,9 @@ class RunPush:
     ) -> None:
         self.directory = run_directory
         self.place: Path | None = None
-        self.voice: Voice | None = None
-        self.coordinator: Coordinator | None = None
-        self.extensions: frozenset[str] = frozenset()
         self.keys = Keys(client, clock)
+        self._presence = Presence(run_directory, clock)
         self._told: deque[str] = deque()
-        self._offered = -1
         self._client = client
         self._project = project
         self._runs = runs
@@ -175,9 +147,7 @@ class RunPush:
         self._generation = generation
         self._lease: Lease | None = None
         self._delivery: Delivery | None = None
-        self._view: RunView | None = None
         self._is_done = False
-        self._described = -1
         self._saved_at = float("-inf")
         self._saved_cursor: str | None = None
         self._failures = 0
@@ -211,14 +181,6 @@ class RunPush:
         state = self.state
         return frozenset(state.reported) if state is not None else frozenset()
 
-    @property
-    def has_news(self) -> bool:
-        """Whether something is to be said to whoever gives commands, before the next heartbeat."""
-        delivery = self._delivery
-        if delivery is None or not delivery.facts.has_coordinator:
-            return False
-        return self.voice is None or delivery.facts.offered != self._offered
-
     def note_reported(self, command: str) -> None:
         """Remember, from any thread, that the server has a command's outcome."""
         self._told.append(command)
@@ -237,7 +199,7 @@ class RunPush:
         epoch = self._lease.try_acquire()
         if self._delivery is not None and self._delivery.epoch != epoch:
             self._delivery.journal.close()
-            self._delivery = self.voice = None
+            self._delivery = self._presence.voice = None
         if epoch is None:
             return False
         if self._delivery is None:
@@ -258,7 +220,7 @@ class RunPush:
 
     def _let_go(self) -> None:
         """Forget what is in memory. What is durable is taken up again under a new lease."""
-        self.voice = None
+        self._presence.voice = None
         delivery, self._delivery = self._delivery, None
         if delivery is not None:
             delivery.journal.close()
@@ -312,8 +274,8 @@ class RunPush:
         intake = Intake(
             self.directory, state, outbox, facts, artifacts, self._restriction, clock=clock
         )
-        self._is_done, self._described, self._saved_cursor = False, -1, None
-        self._offered = -1
+        self._is_done, self._saved_cursor = False, None
+        self._presence.begin()
         return Delivery(
             directory=self.directory,
             server=server_hex(client.origin, client.organization),
@@ -398,7 +360,7 @@ class RunPush:
                 break
         self._save(delivery, is_last=self._is_done)
         if self._is_done:
-            self._describe(delivery)
+            self._presence.describe(delivery)
 
     def _send_artifacts(self, delivery: Delivery, deadline: float) -> bool:
         """Send some of what artifacts wait; False when there is nothing to do now."""
@@ -507,35 +469,25 @@ class RunPush:
 
     # --- what is said beside points ---------------------------------------------------------------
 
-    def _describe(self, delivery: Delivery) -> None:
-        """Bring the run's document up to date, and end the sessions of processes that ended."""
-        if not delivery.state.run:
-            delivery.enter()  # A run without a point is a run all the same.
-        for writer in delivery.sessions.writers:
-            if delivery.facts.has_ended(writer):
-                delivery.sessions.end(writer)
-        facts, state = delivery.facts, delivery.state
-        if self.voice is not None and facts.has_ended(self.voice.writer):
-            self.voice = None
-        if facts.version == self._described or not state.run or state.is_closed:
-            return
-        if node_of(self.directory):
-            return  # Part of a run: whoever has run.json speaks for the whole.
-        if facts.state == "closed":
-            return  # `finish_if_ended` writes all of it, once that is certain.
-        self._update_run(delivery)
-        self._described = facts.version
+    @property
+    def voice(self) -> Voice | None:
+        """For whom commands may be claimed now; with the next two, see `Presence`."""
+        return self._presence.voice
 
-    def _update_run(self, delivery: Delivery) -> None:
-        for _ in range(_UPDATES):
-            try:
-                delivery.ids.update_run()
-                return
-            except ApiError as error:
-                if error.status != 409 and error.code != "conflict":
-                    raise
-        # No word about the run itself, so not one to be remembered.
-        raise ApiError("conflict", "The run's document changes too often.", retryable=True)
+    @property
+    def coordinator(self) -> Coordinator | None:
+        """The newest rank 0."""
+        return self._presence.coordinator
+
+    @property
+    def extensions(self) -> frozenset[str]:
+        """What the server understands beyond the API."""
+        return self._presence.extensions
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something is to be said to whoever gives commands, before the next heartbeat."""
+        return self._delivery is not None and self._presence.has_news(self._delivery)
 
     def heartbeat(self, *, commands: bool = False) -> None:
         """Pass on the heartbeats of processes whose own moved; call it every 15 s.
@@ -551,64 +503,14 @@ class RunPush:
         with contextlib.suppress(LaunchHelmError, OSError, wire.WireError):
             delivery.lease.renew()
             if delivery.lease.still_mine():
-                rows = self._look().participants
-                leader = _leader(rows)
-                if commands:
-                    self._speak(delivery, rows, leader)
-                else:
-                    delivery.sessions.beat(rows)
-                    self._note_leader(delivery, leader)
+                say = self._presence.speak if commands else self._presence.beat
+                say(delivery)
 
     def look(self) -> None:
         """Bring `coordinator` up to date without a word to the server."""
         delivery = self._speaking()
         if delivery is not None:
-            self._note_leader(delivery, _leader(self._look().participants))
-
-    def _note_leader(self, delivery: Delivery, leader: ParticipantView | None) -> None:
-        told = delivery.sessions.extensions
-        if told and told != frozenset(delivery.state.extensions):
-            delivery.journal.later({"extensions": sorted(told)})
-        self.extensions = frozenset(delivery.state.extensions)
-        if leader is not None:
-            moved_at = delivery.sessions.moved_at(leader.writer)
-            self.coordinator = Coordinator(leader.writer, leader.end, moved_at)
-
-    def _speak(
-        self, delivery: Delivery, rows: list[ParticipantView], leader: ParticipantView | None
-    ) -> None:
-        """Say who lives, and what may be commanded while the coordinator does."""
-        offered = delivery.facts.offered
-        sessions, capabilities = delivery.sessions, delivery.capabilities
-        points = {leader.writer: capabilities.safe_points(leader.writer)} if leader else {}
-        sessions.beat(rows, points)
-        self._note_leader(delivery, leader)  # Before a voice, which is judged by it.
-        session = sessions.session(leader.writer) if leader else None
-        moved_at = sessions.moved_at(leader.writer) if leader else None
-        if (
-            leader is None
-            or leader.end
-            or session is None
-            or moved_at is None
-            or self._is_superseded(leader.writer)
-        ):
-            self.voice = None
-            return
-        self.voice = Voice(
-            writer=leader.writer,
-            participant=delivery.ids.participant(leader.writer),
-            epoch=str(session["epoch"]),
-            scope=delivery.ids.scope(),
-            extensions=frozenset(map(str, session.get("extensions") or ())),
-            offers=capabilities.publish(leader.writer),
-            until=moved_at + VOICE_S,
-        )
-        self._offered = offered
-
-    def _is_superseded(self, writer: WriterId) -> bool:
-        """Whether a newer attempt has begun, which may have no record yet."""
-        numbers = map(layout.parse_attempt, os.listdir(self.directory / layout.ATTEMPTS))
-        return any(number is not None and number > writer.attempt for number in numbers)
+            self._presence.look(delivery)
 
     def finish_if_ended(self) -> bool:
         """Close the run on the server once it is complete here and all of it is there.
@@ -624,30 +526,14 @@ class RunPush:
         if not all_sent or delivery.problems or not delivery.facts.is_complete:
             return False
         try:
-            return self._finish(delivery)
+            if self._presence.close_run(delivery):
+                self._say_acked(delivery)
+                return True
         except ApiError as error:
             self._failed(delivery, error)
         except (LaunchHelmError, OSError):
             pass  # The next call tries again.
         return False
-
-    def _finish(self, delivery: Delivery) -> bool:
-        view = self._look()
-        for row in view.participants:
-            if row.end:
-                delivery.facts.note_ended(row.writer)
-        if not view.state.is_closed or delivery.facts.state != "closed":
-            return False
-        for writer, epoch in delivery.state.epochs.items():
-            known = parse_writer(writer)
-            if known is not None:
-                delivery.sessions.end(known, epoch=epoch)
-        if not delivery.lease.still_mine(delivery.journal.name):
-            return False
-        self._update_run(delivery)
-        delivery.journal.write({"closed": True})
-        self._say_acked(delivery)
-        return True
 
     def _speaking(self) -> Delivery | None:
         """Return the delivery of a run that is on the server and may be spoken for."""
@@ -655,15 +541,3 @@ class RunPush:
         if delivery is None or delivery.state.verdict is not None or not delivery.state.run:
             return None
         return delivery
-
-    def _look(self) -> RunView:
-        if self._view is None:
-            self._view = RunView(self.directory, Observer(self._clock))
-        self._view.refresh()
-        return self._view
-
-
-def _leader(rows: list[ParticipantView]) -> ParticipantView | None:
-    """Return the newest coordinator."""
-    leaders = [row for row in rows if row.rank == 0]
-    return max(leaders, key=lambda row: (row.attempt, row.started_at or 0.0), default=None)

@@ -19,8 +19,8 @@ from syncer.api.answers import ApiError
 from syncer.commands import APPLIED_ON, Offer, Origin, Voice
 from syncer.intents import Intents
 from syncer.keys import Keys
+from syncer.presence import Coordinator
 from syncer.pull import RunPull
-from syncer.push import Coordinator
 from tests.support.pushing import WrittenRun
 from tests.support.v1_server import HandClock
 

@@ -1,0 +1,196 @@
+"""Speaking for a run on a server, beside its points: its document, who lives, what may be
+commanded, and its end.
+
+What is said is read from the run's own files each time; a voice, and whether a process moves, last
+no longer than this process.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from launchhelm._clock import Clock
+from launchhelm.records import WriterId
+from launchhelm.store import layout
+from launchhelm.store.layout import parse_writer
+from launchhelm.store.manifest import node_of
+from launchhelm.views import Observer, ParticipantView, RunView
+from syncer.api.answers import ApiError
+from syncer.commands import Voice
+from syncer.delivery import Delivery
+
+VOICE_S: Final = 60.0
+"""Commands are claimed only while the coordinator was seen to move this recently."""
+
+_UPDATES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """The newest rank 0, as last seen.
+
+    Args:
+        writer: Its files.
+        end: As of `ParticipantView`: "" while it goes on.
+        moved_at: Monotonic time at which it was last seen to move; None: never.
+    """
+
+    writer: WriterId
+    end: str
+    moved_at: float | None
+
+
+class Presence:
+    """Speaks for one run; belongs to the thread of its push, which has the lease.
+
+    Every method that takes a delivery may raise ApiError, OSError and WireError.
+
+    Attributes:
+        voice: For whom commands may be claimed now, and with what; None for nobody. Read by any
+            thread, like the next two.
+        coordinator: The newest rank 0; None while none was seen.
+        extensions: What the server understands beyond the API.
+    """
+
+    def __init__(self, run_directory: Path, clock: Clock) -> None:
+        self.voice: Voice | None = None
+        self.coordinator: Coordinator | None = None
+        self.extensions: frozenset[str] = frozenset()
+        self._directory = run_directory
+        self._clock = clock
+        self._view: RunView | None = None
+        self._offered = -1
+        self._described = -1
+
+    def begin(self) -> None:
+        """Begin anew under a new lease: nothing is known to have been said."""
+        self._offered = self._described = -1
+
+    def has_news(self, delivery: Delivery) -> bool:
+        """Whether something is to be said to whoever gives commands, before the next heartbeat."""
+        if not delivery.facts.has_coordinator:
+            return False
+        return self.voice is None or delivery.facts.offered != self._offered
+
+    # --- the document -----------------------------------------------------------------------------
+
+    def describe(self, delivery: Delivery) -> None:
+        """Bring the run's document up to date, and end the sessions of processes that ended."""
+        if not delivery.state.run:
+            delivery.enter()  # A run without a point is a run all the same.
+        for writer in delivery.sessions.writers:
+            if delivery.facts.has_ended(writer):
+                delivery.sessions.end(writer)
+        facts, state = delivery.facts, delivery.state
+        if self.voice is not None and facts.has_ended(self.voice.writer):
+            self.voice = None
+        if facts.version == self._described or not state.run or state.is_closed:
+            return
+        if node_of(self._directory):
+            return  # Part of a run: whoever has run.json speaks for the whole.
+        if facts.state == "closed":
+            return  # `close_run` writes all of it, once that is certain.
+        _update_run(delivery)
+        self._described = facts.version
+
+    def close_run(self, delivery: Delivery) -> bool:
+        """End the sessions and close the run on the server; False when it cannot be closed yet."""
+        view = self._look()
+        for row in view.participants:
+            if row.end:
+                delivery.facts.note_ended(row.writer)
+        if not view.state.is_closed or delivery.facts.state != "closed":
+            return False
+        for writer, epoch in delivery.state.epochs.items():
+            known = parse_writer(writer)
+            if known is not None:
+                delivery.sessions.end(known, epoch=epoch)
+        if not delivery.lease.still_mine(delivery.journal.name):
+            return False
+        _update_run(delivery)
+        delivery.journal.write({"closed": True})
+        return True
+
+    # --- who lives --------------------------------------------------------------------------------
+
+    def beat(self, delivery: Delivery) -> None:
+        """Pass on the heartbeats of processes whose own moved."""
+        rows = self._look().participants
+        delivery.sessions.beat(rows)
+        self._note_leader(delivery, _leader(rows))
+
+    def look(self, delivery: Delivery) -> None:
+        """Bring `coordinator` up to date without a word to the server."""
+        self._note_leader(delivery, _leader(self._look().participants))
+
+    def speak(self, delivery: Delivery) -> None:
+        """Say who lives, and what may be commanded while the coordinator does."""
+        rows = self._look().participants
+        leader = _leader(rows)
+        offered = delivery.facts.offered
+        sessions, capabilities = delivery.sessions, delivery.capabilities
+        points = {leader.writer: capabilities.safe_points(leader.writer)} if leader else {}
+        sessions.beat(rows, points)
+        self._note_leader(delivery, leader)  # Before a voice, which is judged by it.
+        session = sessions.session(leader.writer) if leader else None
+        moved_at = sessions.moved_at(leader.writer) if leader else None
+        if (
+            leader is None
+            or leader.end
+            or session is None
+            or moved_at is None
+            or self._is_superseded(leader.writer)
+        ):
+            self.voice = None
+            return
+        self.voice = Voice(
+            writer=leader.writer,
+            participant=delivery.ids.participant(leader.writer),
+            epoch=str(session["epoch"]),
+            scope=delivery.ids.scope(),
+            extensions=frozenset(map(str, session.get("extensions") or ())),
+            offers=capabilities.publish(leader.writer),
+            until=moved_at + VOICE_S,
+        )
+        self._offered = offered
+
+    def _note_leader(self, delivery: Delivery, leader: ParticipantView | None) -> None:
+        told = delivery.sessions.extensions
+        if told and told != frozenset(delivery.state.extensions):
+            delivery.journal.later({"extensions": sorted(told)})
+        self.extensions = frozenset(delivery.state.extensions)
+        if leader is not None:
+            moved_at = delivery.sessions.moved_at(leader.writer)
+            self.coordinator = Coordinator(leader.writer, leader.end, moved_at)
+
+    def _is_superseded(self, writer: WriterId) -> bool:
+        """Whether a newer attempt has begun, which may have no record yet."""
+        numbers = map(layout.parse_attempt, os.listdir(self._directory / layout.ATTEMPTS))
+        return any(number is not None and number > writer.attempt for number in numbers)
+
+    def _look(self) -> RunView:
+        if self._view is None:
+            self._view = RunView(self._directory, Observer(self._clock))
+        self._view.refresh()
+        return self._view
+
+
+def _update_run(delivery: Delivery) -> None:
+    for _ in range(_UPDATES):
+        try:
+            delivery.ids.update_run()
+            return
+        except ApiError as error:
+            if error.status != 409 and error.code != "conflict":
+                raise
+    # No word about the run itself, so not one to be remembered.
+    raise ApiError("conflict", "The run's document changes too often.", retryable=True)
+
+
+def _leader(rows: list[ParticipantView]) -> ParticipantView | None:
+    """Return the newest coordinator."""
+    leaders = [row for row in rows if row.rank == 0]
+    return max(leaders, key=lambda row: (row.attempt, row.started_at or 0.0), default=None)
