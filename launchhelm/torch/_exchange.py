@@ -10,7 +10,6 @@ Nothing but DivergedStateError leaves `on_call`: any failure of our own ends con
 
 from __future__ import annotations
 
-import hashlib
 import json
 import statistics
 import struct
@@ -24,6 +23,7 @@ from typing import Any, Final, Literal, Protocol
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.records import Command, Outcome
 from launchhelm.torch._collective import PACKET_INTEGERS, LinkLost, Links
+from launchhelm.torch._comparison import Comparison
 from launchhelm.torch._errors import DivergedStateError
 from launchhelm.torch._messages import (
     NEVER,
@@ -34,6 +34,7 @@ from launchhelm.torch._messages import (
     Cause,
     Check,
     Checked,
+    Compare,
     Conclude,
     Gather,
     Go,
@@ -45,6 +46,7 @@ from launchhelm.torch._messages import (
     Packet,
     Raise,
     Record,
+    Report,
     Restore,
     Result,
     Row,
@@ -54,6 +56,7 @@ from launchhelm.torch._messages import (
     Status,
     Verdict,
     Warn,
+    digest,
 )
 from launchhelm.torch._protocol import (
     Machine,
@@ -127,6 +130,10 @@ class Plant(Protocol):
         """Return {"value": {"old": ..., "new": ...}} for the outcome, after `apply`."""
         ...
 
+    def values(self) -> Mapping[str, Any]:
+        """Return what all controls hold now, by name; JSON, to be equal on all ranks."""
+        ...
+
 
 class Progress(Protocol):
     """What the heartbeat shows of this rank."""
@@ -139,7 +146,10 @@ class Progress(Protocol):
 
 @dataclass(slots=True)
 class ControlStatus:
-    """The state of the exchange, for the `ctl` record and the status view."""
+    """The state of the exchange, for the `ctl` record and the status view.
+
+    `diverged` is {name: {rank: value}} of values that differ between ranks.
+    """
 
     on: bool = True
     why: str = ""
@@ -147,6 +157,7 @@ class ControlStatus:
     next_due_call: int = 0
     calls_per_exchange: int = 1
     last_wait_ms: float = 0.0
+    diverged: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -170,6 +181,10 @@ class Pace:
         if self._last is not None:
             self.steps_s.append(now - self._last)
         self._last = now
+
+    def rest(self) -> None:
+        """Let the time until the next call count for nothing."""
+        self._last = None
 
     @property
     def step_s(self) -> float:
@@ -221,6 +236,8 @@ class Exchange:
         notice: Told once when control goes off, and why.
         control_every: 1: paced, about every 0.5 s of training; more: every so many calls.
         on_partial_failure: `raise` or `continue`.
+        on_divergence: What happens when ranks are found to hold different values between commands:
+            `warn`, `raise` or `ignore`.
         timeout_s: Seconds to wait for a silent rank; default is what the links were made with.
         clock: Time for the pace and the limits.
     """
@@ -235,6 +252,7 @@ class Exchange:
         notice: Callable[[str], None],
         control_every: int = 1,
         on_partial_failure: str = "raise",
+        on_divergence: str = "warn",
         timeout_s: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -256,13 +274,18 @@ class Exchange:
             size=links.size if links else 1,
             every=control_every if control_every > 1 else 0,
             proceed=on_partial_failure == "continue",
+            strict=on_divergence == "raise",
         )
+        self._comparison: Comparison | None = None
         self.status = ControlStatus(calls_per_exchange=control_every)
         if links is not None:
             if timeout_s is not None:
                 links.timeout_s = timeout_s
             links.where = lambda: (self._call, self._step)
             links.on_slow, links.on_done = self._slow, self._done
+            self._comparison = Comparison(
+                links, plant.values, self._now, notice, wanted=on_divergence != "ignore"
+            )
             if not links.on:
                 self._machine.on = False
                 self._machine.cause = Cause("absent", (), links.why)
@@ -282,6 +305,22 @@ class Exchange:
         self._pace.tick(self._now())
         if call >= self._wake:
             self._serve(self._machine.begin(call, step))
+
+    def idle(self, step: int, pause_s: float) -> None:
+        """Wait a moment, then go on to the next call at which there is anything to do.
+
+        For ranks that hold at one step: every rank calls it instead of `on_call`, until a command
+        ends that. They stay at equal calls, and no rank waits long in a collective.
+
+        Raises:
+            DivergedStateError: As in `on_call`.
+        """
+        if not self._machine.issued:  # A peer may be waiting for what was issued.
+            time.sleep(pause_s)
+        self._pace.rest()
+        if self._wake < NEVER:
+            self._call, self._step = max(self._call + 1, self._wake), step
+            self._serve(self._machine.begin(self._call, step))
 
     def finish(self, reason: str = "finished") -> None:
         """Leave. No collective, and at most 2 s; calls of `on_call` after it do nothing."""
@@ -349,6 +388,11 @@ class Exchange:
                     return self._check()
                 case Look():
                     return self._look(action)
+                case Compare():
+                    self._compared.compare()
+                    return None
+                case Report():
+                    return self._compared.tell(action.size)
                 case Record():
                     return self._record()
                 case Apply():
@@ -430,7 +474,7 @@ class Exchange:
             return Applied(Status.FAILED, _text(error), changed=changed)
         finally:
             self._done()
-        return Applied(Status.OK, values, _digest(values), changed)
+        return Applied(Status.OK, values, digest(values), changed)
 
     def _restore(self) -> str:
         task = self._under_way
@@ -453,7 +497,10 @@ class Exchange:
         if self._links is None or not self._machine.on:
             return Looked(size, durable, overdue, 1, 1)  # Every call is due; there is no pace.
         interval = self._pace.next_interval() if not self._machine.every else 0
-        return Looked(size, durable, overdue, interval, self._pace.soon())
+        drift, compare = None, False
+        if size is None and not action.under_way:
+            drift, compare = self._compared.found(), self._compared.is_due
+        return Looked(size, durable, overdue, interval, self._pace.soon(), compare, drift)
 
     def _take(self) -> int | None:
         assert self._desk is not None
@@ -510,6 +557,11 @@ class Exchange:
         assert self._task is not None
         return self._task
 
+    @property
+    def _compared(self) -> Comparison:
+        assert self._comparison is not None
+        return self._comparison
+
     # Losing the exchange.
 
     def _off(self, action: Off) -> Result:
@@ -558,14 +610,18 @@ class Exchange:
         return None
 
     def _error(self, verdict: Verdict) -> DivergedStateError:
+        drift = verdict.code == "drift"
+        name = next(iter(self._compared.diverged), "") if drift else ""
         return DivergedStateError(
-            self._task.name if self._task else "",
+            name if drift else self._task.name if self._task else "",
             verdict.failures,
             applied_on=verdict.applied_on,
             of=self._machine.size,
             rolled_back=verdict.rolled_back,
             state_consistent=verdict.consistent,
             hosts=[self._host(rank) for rank, _ in verdict.failures],
+            step=self._step,
+            what=verdict.message if drift else "",
         )
 
     def _host(self, rank: int) -> str:
@@ -582,6 +638,8 @@ class Exchange:
     def _show(self) -> None:
         machine, status = self._machine, self.status
         self._wake = machine.wake
+        if self._comparison is not None:
+            status.diverged = self._comparison.diverged
         status.serial, status.next_due_call = machine.serial, machine.due
         if not machine.every:
             status.calls_per_exchange = self._pace.interval
@@ -624,12 +682,6 @@ def _pack_row(row: Row) -> bytes:
 def _unpack_row(data: bytes) -> Row:
     status, call, step, digest, size, text = _ROW.unpack(data)
     return Row(Status(status), call, step, digest, text[:size].decode())
-
-
-def _digest(values: str) -> int:
-    if not values:
-        return 0
-    return int.from_bytes(hashlib.sha256(values.encode()).digest()[:7], "big") + 1
 
 
 def _text(error: BaseException) -> str:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 from launchhelm.torch._messages import (
     Row,
     Status,
     Verdict,
 )
+
+NO_TARGET: Final = "No target: "
+"""How a refusal begins for a command that would find nothing to change."""
 
 
 def judge_votes(rows: Sequence[Row]) -> Verdict | None:
@@ -91,7 +95,9 @@ def refusal(failures: Sequence[tuple[int, str]], size: int) -> Verdict:
         message = failures[0][1]
     else:
         message = "; ".join(f"rank {rank}: {text}" for rank, text in failures)
-    return Verdict("rejected", "local_validation", _shorten(message), failures=tuple(failures))
+    found_nothing = all(text.startswith(NO_TARGET) for text in texts)
+    code = "no_target" if found_nothing else "local_validation"
+    return Verdict("rejected", code, _shorten(message), failures=tuple(failures))
 
 
 def _shorten(message: str, limit: int = 2000) -> str:
