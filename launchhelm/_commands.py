@@ -26,7 +26,7 @@ from launchhelm.controls.schema import require
 from launchhelm.models import Capability, Document, Scope, timestamp
 from launchhelm.records import FINAL_STATES, Command, Outcome
 from launchhelm.store.claims import Claims, Ledger
-from launchhelm.store.inbox import Arrival, Inbox
+from launchhelm.store.inbox import MAX_CLAIMS_PER_POLL, Arrival, Inbox
 from launchhelm.store.layout import CommandName
 from launchhelm.values.names import require_name
 
@@ -42,6 +42,10 @@ GRACE_S: Final = 15.0
 
 SLOW_LISTING_S: Final = 0.25
 MAX_POLL_S: Final = 5.0
+MAX_QUEUE: Final = 256
+"""More commands than these wait in the inbox: the loop looks through the queue at each control
+point."""
+
 MAX_SAFE_POINTS: Final = 64
 
 
@@ -310,7 +314,8 @@ class CommandDesk:
         now = self._clock.monotonic()
         self.sweep()
         loops = self.paused or now - self._passed_at <= CLAIM_WHILE_PASSED_S
-        look = inbox.poll(may_claim=loops, holds_claims=bool(self._queue))
+        may_claim = loops and len(self._queue) < MAX_QUEUE
+        look = inbox.poll(may_claim=may_claim, holds_claims=bool(self._queue))
         if look.superseded:
             self._withdraw()
         if look.arrivals:
@@ -330,34 +335,27 @@ class CommandDesk:
             id_ = arrival.name.command
             known = self._states.get(id_) or (self._ledger.state(id_) if self._ledger else "")
             if known or id_ in in_other_hands:
-                self._note_repeat(arrival, known)
+                self._note_repeat(arrival.name, known)
                 continue
             command = arrival.command
-            if command is None:
-                self._states[id_] = "rejected"
-                outcome = Outcome(
-                    id_,
-                    "rejected",
-                    code=arrival.code,
-                    message=arrival.message,
-                    owner=arrival.owner,
+            said = Outcome(id_, "claimed", owner=arrival.owner)
+            if command is not None:
+                said = said.but(
+                    name=command.name,
+                    payload=command.payload,
+                    issued_by=command.issued_by,
+                    reason=command.reason,
+                    server=command.server,
+                    first_step=command.first_step,
+                    last_step=command.last_step,
                 )
-                ticket = self._recorder.append_urgent("oc", outcome.body())
+            if command is None or arrival.code:
+                self._states[id_] = "rejected"
+                refused = said.but(state="rejected", code=arrival.code, message=arrival.message)
+                ticket = self._recorder.append_urgent("oc", refused.body())
                 self._settled.append((arrival.name, ticket))
                 continue
-            claimed = Outcome(
-                id_,
-                "claimed",
-                name=command.name,
-                payload=command.payload,
-                issued_by=command.issued_by,
-                owner=arrival.owner,
-                reason=command.reason,
-                server=command.server,
-                first_step=command.first_step,
-                last_step=command.last_step,
-            )
-            ticket = self._recorder.append_urgent("oc", claimed.body())
+            ticket = self._recorder.append_urgent("oc", said.body())
             held = _Held(command, arrival.name, arrival.owner, ticket, now, arrival.age_s)
             with self._lock:
                 self._states[id_] = "claimed"
@@ -366,11 +364,12 @@ class CommandDesk:
                 message = f"Meant for attempt {command.for_attempt}; this is {self._attempt}."
                 self._drop(held, "rejected", "attempt_over", message)
 
-    def _note_repeat(self, arrival: Arrival, known: str) -> None:
-        text = f"Command {arrival.name.command} arrived again; it is {known or 'in other hands'}."
-        body = {"type": "notice", "about": "command", "cmd": arrival.name.command, "text": text}
+    def _note_repeat(self, name: CommandName, known: str) -> None:
+        text = f"Command {name.command} arrived again; it is {known or 'in other hands'}."
+        body = {"type": "notice", "about": "command", "cmd": name.command, "text": text}
         ticket = self._recorder.append_urgent("ev", body)
-        self._settled.append((arrival.name, ticket))
+        if name.taken_by is not None:
+            self._settled.append((name, ticket))
 
     def _expire(self, now: float) -> None:
         """Conclude what waited too long, also when the loop passes no safe point."""
@@ -390,23 +389,24 @@ class CommandDesk:
             self._drop(held, "rejected", "runtime_restart", "A newer attempt has taken over.")
 
     def _resolve(self, strangers: list[CommandName], inbox: Inbox, now: float) -> None:
-        """Close what earlier coordinators left open; only the newest coordinator does."""
-        older = [
-            file
-            for file in strangers
-            if file.taken_by is not None
-            and file.taken_by.attempt < self._attempt
-            and file not in self._closed_strangers
-        ]
-        if not older or self._ledger is None or inbox.is_superseded():
+        """Close what earlier coordinators left open; only the newest coordinator does.
+
+        A file in the name of a process that never was is closed in the same way.
+        """
+        left = [file for file in strangers if file not in self._closed_strangers]
+        if not left or self._ledger is None or inbox.is_superseded():
             return
         from launchhelm.views.liveness import process_is_gone  # Only after a restart.
 
         self._ledger.refresh()
-        for file in older:
+        for file in left[:MAX_CLAIMS_PER_POLL]:
             assert file.taken_by is not None
             if self._ledger.state(file.command) in FINAL_STATES:
                 inbox.remove(file)  # Only its removal was left to do.
+                continue
+            if file.command in self._states:
+                self._closed_strangers.add(file)
+                self._note_repeat(file, self._states[file.command])
                 continue
             claims = self._ledger.of(file.taken_by)
             state = claims.state.get(file.command, "")

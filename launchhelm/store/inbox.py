@@ -7,6 +7,7 @@ who sent a file and whether it can be read; what a command means is not its busi
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -24,8 +25,12 @@ from launchhelm.store.layout import CommandName, parse_command
 from launchhelm.store.manifest import write_durably
 
 MAX_COMMAND_BYTES: Final = 64 << 10
+MAX_DEPTH: Final = 32
+MAX_LOOKS_PER_POLL: Final = 256
 MAX_CLAIMS_PER_POLL: Final = 64
+_MAX_PROBLEM: Final = 200
 _FORMAT: Final = 1
+_SHARED: Final = stat.S_ISGID | stat.S_IWGRP
 
 
 @dataclass(frozen=True)
@@ -34,10 +39,11 @@ class Arrival:
 
     Args:
         name: The file, under its taken name.
-        command: What it says; None when it cannot be read.
+        command: What it says; None when it cannot be read, or came again. Only told, never acted
+            on, when there is a code.
         owner: Who put it there, as the file system reports it.
         age_s: How long it had waited when it was taken, on the file server's clock.
-        code: Why it is refused unread, for programs; "" when it is not.
+        code: Why it is refused, for programs; "" when it is not.
         message: Why, for people.
     """
 
@@ -96,22 +102,19 @@ def decode(data: bytes) -> Command:
     Raises:
         ValueError: It is not a command; the text says why.
     """
-    try:
-        body = json.loads(data, parse_constant=_refuse_constant)
-        # Lone surrogates and whatever else cannot be written again must not reach a record.
-        json.dumps(body, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise ValueError("not a JSON object")
+    body = _strict_object(data)
     version = body.get("format", _FORMAT)
-    if version != _FORMAT:
-        raise ValueError(f"format {version!r}; this version reads {_FORMAT}")
+    if version != _FORMAT or isinstance(version, bool):
+        raise ValueError(f"format {_said(version)}; this version reads {_FORMAT}")
     name = body.get("kind")
     if not isinstance(name, str) or NAME_PATTERN.fullmatch(name) is None:
-        raise ValueError(f"kind {name!r} is not the name of a control")
+        raise ValueError(f"kind {_said(name)} is not the name of a control")
+    id_ = _typed(body, "cmd", str, "")
+    server = _typed(body, "server", dict, {})
+    if server and server.get("id") != id_:
+        raise ValueError("it is not the command of a server that it says it is")
     return Command(
-        id=_typed(body, "cmd", str, ""),
+        id=id_,
         name=name,
         payload=_typed(body, "args", dict, {}),
         issued_by=_typed(body, "issued_by", str, ""),
@@ -123,7 +126,7 @@ def decode(data: bytes) -> Command:
         last_step=_typed(body, "last_step", int, None),
         expected=_typed(body, "expected", dict, {}),
         valid_s=_seconds(body, "valid_s", Command(id="", name="", payload={}).valid_s),
-        server=_typed(body, "server", dict, {}),
+        server=server,
     )
 
 
@@ -227,22 +230,16 @@ class Inbox:
         took_s = self._clock.monotonic() - started
         new = [name for name in listed if name.taken_by is None]
         superseded = bool(new or holds_claims) and self.is_superseded()
-        if superseded:
-            new.clear()
-        self._remember(new)
-        new.sort(key=lambda name: (name.order, self._seen[name].sent_at, name.command))
-        arrivals = []
-        for name in listed:
-            # A rename whose answer was lost is repeated by the file system's client and then
-            # fails; the listing shows that it succeeded.
-            if name.taken_by == self._writer and name not in self._mine:
-                arrivals.append(self._arrived(name))
-        for name in new[:MAX_CLAIMS_PER_POLL]:
-            if not may_claim and not self._has_expired(name):
-                continue
-            taken = self._claim(name)
-            if taken is not None:
-                arrivals.append(self._arrived(taken))
+        self._remember([] if superseded else new)
+        # A rename whose answer was lost is repeated by the file system's client and then fails;
+        # the listing shows that it succeeded.
+        mine = [name for name in listed if name.taken_by == self._writer and name not in self._mine]
+        arrivals = [self._arrived(name) for name in mine[:MAX_CLAIMS_PER_POLL]]
+        ready = [name for name in self._seen if may_claim or self._has_expired(name)]
+        for name in sorted(ready, key=self._turn)[: MAX_CLAIMS_PER_POLL - len(arrivals)]:
+            arrival = self._claim(name)
+            if arrival is not None:
+                arrivals.append(arrival)
         strangers = [name for name in listed if name.taken_by not in (None, self._writer)]
         return Look(arrivals, strangers, superseded, took_s)
 
@@ -263,8 +260,10 @@ class Inbox:
         """Remove a taken file whose outcome is durable; False to be asked again later."""
         try:
             os.unlink(self._control / str(name))
-        except (FileNotFoundError, IsADirectoryError):
-            pass  # Somebody removed it; or made a directory of that name, which is not ours.
+        except FileNotFoundError:
+            pass
+        except IsADirectoryError:
+            return True  # Not ours to remove; it stays, and was told.
         except OSError:
             return False
         self._mine.discard(name)
@@ -272,7 +271,7 @@ class Inbox:
 
     def _remember(self, new: list[CommandName]) -> None:
         """Note the age of files seen for the first time; forget those that are gone."""
-        unseen = [name for name in new if name not in self._seen]
+        unseen = [name for name in new if name not in self._seen][:MAX_LOOKS_PER_POLL]
         self._seen = {name: self._seen[name] for name in new if name in self._seen}
         server_now = self._file_server_time() if unseen else None
         for name in unseen:
@@ -287,61 +286,64 @@ class Inbox:
                 pass  # Refused, with its reason, when it is taken.
             self._seen[name] = sight
 
+    def _turn(self, name: CommandName) -> tuple[int, int, float, str]:
+        """When it is a file's turn: by order, then age; last what could not be taken before."""
+        sight = self._seen[name]
+        return sight.misses, name.order, sight.sent_at, name.command
+
     def _has_expired(self, name: CommandName) -> bool:
         sight = self._seen[name]
         return sight.age_now(self._clock) > sight.valid_s
 
-    def _claim(self, name: CommandName) -> CommandName | None:
+    def _claim(self, name: CommandName) -> Arrival | None:
         """Take a file by renaming it; None when somebody else was faster or it cannot be taken."""
         taken = CommandName(name.order, name.command, self._writer)
         try:
+            if taken in self._mine:  # It came again, and must not take the place of what we hold.
+                os.unlink(self._control / str(name))
+                return Arrival(name, None, "", 0.0)
             os.rename(self._control / str(name), self._control / str(taken))
         except OSError:
             # ENOENT: somebody took it, or our own rename was answered twice; the next listing
-            # tells. Anything else: the file stays, and the next poll tries again.
+            # tells. Anything else: the file stays, and a later poll tries again.
+            self._seen[name].misses += 1
             return None
-        self._seen[taken] = self._seen.pop(name)
-        return taken
+        return self._arrived(taken, self._seen.pop(name))
 
-    def _arrived(self, taken: CommandName) -> Arrival:
+    def _arrived(self, taken: CommandName, sight: _Sight | None = None) -> Arrival:
         """Read a taken file and judge its owner."""
         self._mine.add(taken)
-        sight = self._seen.pop(taken, None)
         age_s = sight.age_now(self._clock) if sight is not None else 0.0
-        owner = ""
+        owner, command = "", None
+        code, problem = "malformed", ""
         try:
             data, facts = _read(self._control / str(taken))
             owner = user_name(facts.st_uid)
-            if not self._admits(facts):
-                return Arrival(
-                    taken, None, owner, age_s, "not_permitted", f"{owner} may not control this run."
-                )
-            command = decode(data)
+            objection = self._objection(facts, owner)
+            if objection:
+                code, problem = "not_permitted", objection
+            said = decode(data)
+            if said.id != taken.command:
+                raise ValueError("it has another id than its name")
+            command = said
         except (OSError, ValueError) as error:
-            said = error.strerror if isinstance(error, OSError) and error.strerror else error
-            return Arrival(
-                taken, None, owner, age_s, "malformed", f"The command file cannot be read: {said}."
-            )
-        if command.id != taken.command:
-            return Arrival(
-                taken,
-                None,
-                owner,
-                age_s,
-                "malformed",
-                "The command file has another id than its name.",
-            )
-        return Arrival(taken, command, owner, age_s)
+            said_why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            problem = problem or f"The command file cannot be read: {said_why}."
+        return Arrival(taken, command, owner, age_s, code if problem else "", problem)
 
-    def _admits(self, facts: os.stat_result) -> bool:
-        """Whether a command file's owner may control the run."""
+    def _objection(self, facts: os.stat_result, owner: str) -> str:
+        """Say why a command file is not the word of somebody who may control the run."""
         if facts.st_nlink != 1:  # A link to a file of the owner is not a word of the owner.
-            return False
+            return "The command file has a second name, so that anybody may have put it here."
         directory = os.stat(self._control)
+        if facts.st_mode & stat.S_IWOTH and directory.st_mode & stat.S_IXOTH:
+            return "Anybody may have written the command file (its mode lets all users write)."
         if facts.st_uid in (0, directory.st_uid) or facts.st_uid in self._accept_uids:
-            return True
-        shared = stat.S_ISGID | stat.S_IWGRP
-        return directory.st_mode & shared == shared and _is_member(facts.st_uid, directory.st_gid)
+            return ""
+        shared = directory.st_mode & _SHARED == _SHARED
+        if shared and _is_member(facts.st_uid, directory.st_gid):
+            return ""
+        return f"{owner} may not control this run."
 
     def _file_server_time(self) -> float | None:
         """Return the file server's time, from a file touched just now; None when it cannot be."""
@@ -365,6 +367,7 @@ class _Sight:
     age_s: float = 0.0
     sent_at: float = 0.0
     valid_s: float = math.inf
+    misses: int = 0
 
     def age_now(self, clock: Clock) -> float:
         return self.age_s + clock.monotonic() - self.seen_at
@@ -399,7 +402,12 @@ def _read(path: Path) -> tuple[bytes, os.stat_result]:
         ValueError: It is not a plain file, or too large.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(path, flags)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # A link, a socket.
+            raise ValueError("it is not a plain file") from None
+        raise
     try:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
@@ -424,6 +432,40 @@ def _order(name: CommandName) -> tuple[int, str]:
     return name.order, name.command
 
 
+def _strict_object(data: bytes) -> dict[str, Any]:
+    """Parse what every JSON reader understands alike, and can write again."""
+    try:
+        body = json.loads(
+            data.decode(), parse_constant=_refuse_constant, object_pairs_hook=_without_repeats
+        )
+        # What parses and has no JSON of its own must not reach a record: 1e999, lone surrogates.
+        json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {str(error)[:_MAX_PROBLEM]}") from None
+    if not isinstance(body, dict):
+        raise ValueError("not a JSON object")
+    if _is_deeper(body, MAX_DEPTH):
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+    return body
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return found
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    """Whether lists and objects nest deeper than so many levels."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return bool(items) and (depth == 0 or any(_is_deeper(item, depth - 1) for item in items))
+
+
+def _said(value: Any) -> str:
+    return repr(value)[:_MAX_PROBLEM]
+
+
 def _typed(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
     """Return a field of the given class, or the default when it is missing or null."""
     value = body.get(name)
@@ -431,6 +473,8 @@ def _typed(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
         return default
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ValueError(f"{name} is not {_WORDS[kind]}")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name} is beyond 64 bits")
     return value
 
 

@@ -53,7 +53,7 @@ def test_a_command_survives_its_file() -> None:
         last_step=20,
         expected={"lr": [1.0]},
         valid_s=60.0,
-        server={"epoch": "3"},
+        server={"id": "c1", "epoch": "3"},
     )
     assert decode(encode(command)) == command
 
@@ -181,7 +181,7 @@ def test_of_two_coordinators_one_gets_each_file(run: Path) -> None:
 def refused(run: Path, **arguments: object) -> tuple[str, str]:
     """Take the one file there is; return the code of its refusal and its message."""
     [arrival] = Inbox(run, FIRST, **arguments).poll(may_claim=True).arrivals  # type: ignore[arg-type]
-    assert arrival.command is None
+    assert arrival.code
     return arrival.code, arrival.message
 
 
@@ -242,7 +242,7 @@ def test_a_listed_user_may_control(run: Path) -> None:
     send(run, "lr", {}, id="c1")
     os.chown(run / "control" / str(CommandName(0, "c1")), 65534, -1)
     [arrival] = Inbox(run, FIRST, accept_uids=[65534]).poll(may_claim=True).arrivals
-    assert arrival.command is not None
+    assert arrival.command is not None and not arrival.code
 
 
 @needs_root
@@ -254,7 +254,7 @@ def test_members_of_the_group_may_control_a_shared_inbox(run: Path, mode: int, m
     os.chown(run / "control", 0, 65534)
     (run / "control").chmod(mode)
     [arrival] = Inbox(run, FIRST).poll(may_claim=True).arrivals
-    assert (arrival.command is not None) == may
+    assert (not arrival.code) == may
 
 
 def test_a_link_to_somebody_elses_file_is_not_their_word(run: Path) -> None:
