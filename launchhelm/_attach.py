@@ -10,9 +10,9 @@ from __future__ import annotations
 import importlib.util
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from launchhelm import _optional
 from launchhelm._clock import SYSTEM_CLOCK, Clock
@@ -39,12 +39,15 @@ def attach(
     run_directory: Path,
     report: Callable[[str, Exception], object],
     *,
+    tell: Callable[[Mapping[str, Any]], object] = lambda said: None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Attached | None:
     """Start the thread; None, with one warning, where it cannot work.
 
     Args:
         report: Takes the name of a component and its fault.
+        tell: Takes what the next heartbeat says: `sent_at` and `asked_at`, when data last went up
+            and commands were last asked for (None: never), and `why` not ("" when both are).
     """
     if importlib.util.find_spec("httpx") is None:
         _log.warning("This run is not uploaded: %s. Training goes on.", _optional.missing("httpx"))
@@ -56,7 +59,7 @@ def attach(
     except ConfigError as error:
         _log.warning("This run is not uploaded: %s %s", error.message, error.remedy)
         return None
-    attached = Attached(run_directory, target, report, clock=clock)
+    attached = Attached(run_directory, target, report, tell, clock=clock)
     attached.start()
     return attached
 
@@ -72,6 +75,7 @@ class Attached:
         run_directory: Path,
         target: Target,
         report: Callable[[str, Exception], object],
+        tell: Callable[[Mapping[str, Any]], object] = lambda said: None,
         *,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -81,6 +85,7 @@ class Attached:
         self._directory = run_directory
         self._target = target
         self._report = report
+        self._say = tell
         self._clock = clock
         self._service: Service | None = None
         self._work: Work | None = None
@@ -198,6 +203,12 @@ class Attached:
 
     def _note(self, work: Work) -> None:
         self._work = work
+        push, pull = work.push, work.pull
+        state = push.state if push is not None else None
+        sent_at = state.at if state is not None else 0.0
+        why = self.trouble or (push.silence if push is not None else "")
+        asked_at = pull.asked_at if pull is not None else None
+        self._say({"sent_at": sent_at or None, "asked_at": asked_at, "why": why})
         self._tell()
 
     def _tell(self) -> None:

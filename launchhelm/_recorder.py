@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import sleep
@@ -52,6 +52,8 @@ class Progress:
         phase_since: Monotonic time at which the phase began.
         exchange_wait_ms: Median wait in recent control exchanges, None when not known.
         step_time_ms: Median step time, None when not known.
+        sync: When data last went up and commands were last asked for, and why not, as the sync
+            thread of this process tells; {} without one.
     """
 
     step: int | None = None
@@ -59,6 +61,7 @@ class Progress:
     phase_since: float = 0.0
     exchange_wait_ms: float | None = None
     step_time_ms: float | None = None
+    sync: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON.
 
 
 class Recorder:
@@ -365,6 +368,8 @@ class Recorder:
             value = getattr(progress, name)
             if value is not None:
                 body[name] = round(value, 4)
+        if progress.sync:
+            body["sync"] = progress.sync
         if self.dropped:
             body["lost"] = self.dropped
         if self.faults["storage"]:

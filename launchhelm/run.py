@@ -234,7 +234,8 @@ class Run(Reads, Controls, Describes, Artifacts):
             _log.warning(warning)
             run.notice(warning, about="storage")
         if ask.sync:
-            run.syncer = _attach.attach(run.directory, run.fault, clock=clock)
+            tell = functools.partial(setattr, run.recorder.progress, "sync")
+            run.syncer = _attach.attach(run.directory, run.fault, tell=tell, clock=clock)
         say(first_line(run))
         return run
 

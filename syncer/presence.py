@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from launchhelm import _wording
 from launchhelm._clock import Clock
 from launchhelm.records import WriterId
 from launchhelm.store import layout
@@ -53,12 +54,14 @@ class Presence:
             thread, like the next two.
         coordinator: The newest rank 0; None while none was seen.
         extensions: What the server understands beyond the API.
+        silence: Why no command can have an effect now, in a few words; "" when one may.
     """
 
     def __init__(self, run_directory: Path, clock: Clock) -> None:
         self.voice: Voice | None = None
         self.coordinator: Coordinator | None = None
         self.extensions: frozenset[str] = frozenset()
+        self.silence = "nobody has looked yet"
         self._directory = run_directory
         self._clock = clock
         self._view: RunView | None = None
@@ -137,14 +140,20 @@ class Presence:
         self._note_leader(delivery, leader)  # Before a voice, which is judged by it.
         session = sessions.session(leader.writer) if leader else None
         moved_at = sessions.moved_at(leader.writer) if leader else None
-        if (
-            leader is None
-            or leader.end
-            or session is None
-            or moved_at is None
-            or self._is_superseded(leader.writer)
-        ):
-            self.voice = None
+        if leader is None:
+            silence = "no rank 0 was seen yet"
+        elif leader.end:
+            silence = f"rank 0 has ended: {leader.end}"
+        elif self._is_superseded(leader.writer):
+            silence = "a newer attempt has begun, and its rank 0 was not seen yet"
+        elif moved_at is None:
+            silence = "rank 0 was not seen to move yet"
+        elif session is None:
+            silence = "the server has closed rank 0's session, or somebody else has opened one"
+        else:
+            silence = ""
+        if leader is None or session is None or moved_at is None or silence:
+            self.voice, self.silence = None, silence
             return
         self.voice = Voice(
             writer=leader.writer,
@@ -156,6 +165,17 @@ class Presence:
             until=moved_at + VOICE_S,
         )
         self._offered = offered
+        self.silence = self._obstacle(self.voice)
+
+    def _obstacle(self, voice: Voice) -> str:
+        """Say why a command would have no effect although somebody is there to take it."""
+        late_s = self._clock.monotonic() - (voice.until - VOICE_S)
+        if late_s >= VOICE_S:
+            return f"rank 0 has not moved for {_wording.duration(late_s)}"
+        controls = self._look().controls
+        if controls.get("control") == "off":
+            return f"control is off in the run: {controls.get('why') or 'no reason reported'}"
+        return "" if voice.offers else "the run offers no controls"
 
     def _note_leader(self, delivery: Delivery, leader: ParticipantView | None) -> None:
         told = delivery.sessions.extensions

@@ -87,6 +87,8 @@ class Speaker(Protocol):
     @property
     def extensions(self) -> frozenset[str]: ...
     @property
+    def silence(self) -> str: ...
+    @property
     def scope(self) -> Mapping[str, str]:
         """Of the run on the server; empty before it is there."""
         ...
@@ -98,6 +100,10 @@ class Speaker(Protocol):
 
     def note_reported(self, command: str) -> None:
         """Remember one more."""
+        ...
+
+    def note_asked(self, why: str, asked_at: float | None = None) -> None:
+        """Leave word when commands were asked for, and why not."""
         ...
 
     def look(self) -> None:
@@ -204,7 +210,9 @@ class RunPull:
         while not self._is_stopped:
             try:
                 wait_s = self.turn()
-                self.trouble, self._tries = "", 0
+                self._tries = 0
+                if not self._has_lapsed:  # Else nothing was asked since.
+                    self.trouble = ""
             except ApiError as error:
                 wait_s = self._advised(error)
             except OSError as error:
@@ -214,7 +222,22 @@ class RunPull:
                 _log.exception("Commands of %s are not asked for.", self._directory)
                 self.trouble = f"our failure, {type(error).__name__}: {error}"
                 wait_s = TROUBLE_S
+            if not self._is_stopped:
+                self._push.note_asked(self._obstacle(), self.asked_at)
             self._sleep(wait_s)
+
+    @property
+    def _has_lapsed(self) -> bool:
+        """Whether nobody has seen the coordinator move for as long as commands are claimed."""
+        voice = self._push.voice
+        return voice is not None and self._clock.monotonic() >= voice.until - 1.0
+
+    def _obstacle(self) -> str:
+        """Say why nothing is asked for now, or would have no effect; "" when all is well."""
+        said = self._push.silence or self.trouble
+        if not said and self._hands:
+            said = f"command {next(iter(self._hands))} is under way, and the next one waits for it"
+        return said or ("the run was not looked at for a minute" if self._has_lapsed else "")
 
     def _sleep(self, seconds: float) -> None:
         if not self._is_stopped:
@@ -264,7 +287,7 @@ class RunPull:
 
     def _may_claim(self, voice: Voice) -> bool:
         """Whether the run can still apply what it is given."""
-        if self._is_stopped or self._clock.monotonic() >= voice.until - 1.0 or self._ours():
+        if self._is_stopped or self._has_lapsed or self._ours():
             return False
         numbers = map(layout.parse_attempt, os.listdir(self._directory / layout.ATTEMPTS))
         return max((number or 0 for number in numbers), default=0) <= voice.writer.attempt

@@ -43,6 +43,7 @@ from syncer.api import wire
 from syncer.api.answers import ApiError
 from syncer.api.client import Client
 from syncer.artifacts import Artifacts
+from syncer.asking import Asking
 from syncer.capabilities import Capabilities
 from syncer.commands import Voice
 from syncer.delivery import Delivery, Lost, Tally
@@ -134,6 +135,7 @@ class RunPush:
         self.place: Path | None = None
         self.keys = Keys(client, clock)
         self._presence = Presence(run_directory, clock)
+        self._asking = Asking(clock)
         self._told: deque[str] = deque()
         self._client = client
         self._project = project
@@ -485,6 +487,17 @@ class RunPush:
         return self._presence.extensions
 
     @property
+    def silence(self) -> str:
+        """Why no command can have an effect now."""
+        return self._presence.silence
+
+    def note_asked(self, why: str, asked_at: float | None = None) -> None:
+        """Leave word, from any thread, when commands were asked for, and why not; see `Asking`."""
+        delivery, place = self._delivery, self.place
+        if delivery is not None and place is not None:
+            self._asking.note(place, delivery.epoch, why, asked_at=asked_at)
+
+    @property
     def has_news(self) -> bool:
         """Whether something is to be said to whoever gives commands, before the next heartbeat."""
         return self._delivery is not None and self._presence.has_news(self._delivery)
@@ -500,11 +513,17 @@ class RunPush:
         delivery = self._speaking()
         if delivery is None or self._clock.monotonic() < self._not_before:
             return
-        with contextlib.suppress(LaunchHelmError, OSError, wire.WireError):
+        try:
             delivery.lease.renew()
             if delivery.lease.still_mine():
                 say = self._presence.speak if commands else self._presence.beat
                 say(delivery)
+        except ApiError as error:
+            self._presence.silence = retry.decide(error).why
+        except (LaunchHelmError, OSError, wire.WireError) as error:
+            self._presence.silence = str(error)
+        if commands and self._presence.silence:
+            self.note_asked(self._presence.silence)
 
     def look(self) -> None:
         """Bring `coordinator` up to date without a word to the server."""

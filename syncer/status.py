@@ -23,10 +23,14 @@ from launchhelm.store.journal import lines_backwards, number_and_kind, opened, o
 from launchhelm.store.line import open_line
 from launchhelm.store.reader import has_vanished, list_segments
 from launchhelm.store.sealed import sealed_meta
-from syncer import trouble
+from syncer import asking, trouble
+from syncer.asking import Asked
+from syncer.discover import is_growing
 from syncer.lease import LEASE_S
 from syncer.state import Journal, State, read_acked
 from syncer.trouble import Trouble
+
+ENDED: Final = "the run has ended"
 
 EVERYTHING: Final = ""
 """The cursor of passes that send all parts of a run."""
@@ -76,19 +80,26 @@ class Holder:
     """Who has the lease, as its file says.
 
     Args:
+        epoch: Of its lease.
         count: Rises while it lives.
         age_s: Since the file was written, by the file's time; nobody decides by it.
     """
 
     host: str
     pid: int
+    epoch: int
     count: int
     age_s: float
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether it has not been heard of for as long as a lease holds."""
+        return self.age_s > LEASE_S
+
+    @property
     def text(self) -> str:
         """Say who, and whether it has gone quiet."""
-        quiet = f", silent for {self.age_s:,.0f} s" if self.age_s > LEASE_S else ""
+        quiet = f", silent for {self.age_s:,.0f} s" if self.is_quiet else ""
         return f"{self.host}, process {self.pid}{quiet}"
 
 
@@ -158,6 +169,28 @@ def confirmed_at(known: Remembered) -> float:
     return float(at) if isinstance(at, int | float) else 0.0
 
 
+def commands_of(run_directory: Path, known: Remembered, held: Holder | None) -> Asked:
+    """Return when commands were last asked for, and why none would have an effect now.
+
+    Args:
+        held: Who has the lease.
+    """
+    asked = asking.read(known.directory) or Asked(None, "", 0)
+    if known.state.is_closed or not is_growing(run_directory):
+        why = ENDED
+    elif known.verdict:
+        why = known.verdict
+    elif held is None:
+        why = "no syncer is at work on the run"
+    elif held.is_quiet:
+        why = f"the syncer on host {held.text}"
+    elif asked.epoch != held.epoch:
+        why = "the syncer at work has not asked yet; only `launchhelm sync --watch` does"
+    else:
+        why = asked.why
+    return Asked(asked.asked_at, why, asked.epoch)
+
+
 def has_nothing_new(run_directory: Path, known: Remembered) -> bool:
     """Whether no file of the run holds anything after what was dealt with; opens none of them."""
     try:
@@ -197,6 +230,7 @@ def holder(directory: Path) -> Holder | None:
     return Holder(
         host=str(said.get("host", "")),
         pid=pid if isinstance(pid, int) else 0,
+        epoch=max(numbers),
         count=int(said["n"]) if str(said.get("n")).isdigit() else 0,
         age_s=max(0.0, time.time() - written_at),
     )

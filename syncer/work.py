@@ -66,6 +66,11 @@ class Push(Protocol):
         ...
 
     @property
+    def silence(self) -> str:
+        """Why no command can have an effect now."""
+        ...
+
+    @property
     def has_news(self) -> bool:
         """Whether the next heartbeat is wanted soon."""
         ...
@@ -93,6 +98,11 @@ class Push(Protocol):
 
 class Pull(Protocol):
     """The commands of one run; see syncer/pull.py."""
+
+    @property
+    def asked_at(self) -> float | None:
+        """Wall time of the last question that was answered."""
+        ...
 
     @property
     def is_running(self) -> bool:

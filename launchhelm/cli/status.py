@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from syncer.state import Aside
     from syncer.status import Remembered
 
-DESCRIPTION = """Say for each run how many records wait for each server, when they were last sent,
-who sends them, and what stopped that. Needs no network."""
+DESCRIPTION = """Say for each run and server how many records wait, when they were last sent, when
+commands were last asked for, who does that, and what stands in the way. Needs no network."""
 
 _VALUES: Final = 10
 """Values set aside that are shown one by one; `--json` has up to 1,000."""
@@ -94,10 +94,13 @@ def _document(place: Place, known: Remembered | None) -> dict[str, Any]:
         "state": "never synced",
         "why": "",
         "holder": "",
+        "commands_asked_at": None,
+        "commands_why": "the run is on no server",
     }
     if known is None:
         return document
     holder = status.holder(known.directory)
+    commands = status.commands_of(place.directory, known, holder)
     state = "synced"
     if document["pending"]:
         state = "partly synced" if status.is_partial(known) else "pending"
@@ -114,6 +117,8 @@ def _document(place: Place, known: Remembered | None) -> dict[str, Any]:
         "state": state,
         "why": known.verdict or known.doubt or known.state.error,
         "holder": holder.text if holder is not None else "",
+        "commands_asked_at": commands.asked_at,
+        "commands_why": commands.why,
     }
 
 
@@ -137,24 +142,34 @@ def _pending(row: dict[str, Any]) -> str:
     return f"{at_most}{row['pending']:,}" if row["pending"] else ""
 
 
+def _ago(at: float | None, now: float) -> str:
+    return f"{_wording.duration(now - at)} ago" if at else "never"
+
+
 def _print(rows: list[dict[str, Any]], output: Output) -> None:
+    from syncer import status
+
     now = time.time()
     cells = [
         [
             _wording.plain(row["name"]),
             row["state"],
             _pending(row),
-            f"{_wording.duration(now - row['synced_at'])} ago" if row["synced_at"] else "never",
+            _ago(row["synced_at"], now),
+            _ago(row["commands_asked_at"], now),
             _wording.plain(row["server"] or "-"),
             _wording.plain(row["holder"]) or "-",
         ]
         for row in rows
     ]
-    head = ["RUN", "STATE", "PENDING", "LAST SYNCED", "SERVER", "SYNCER"]
+    head = ["RUN", "STATE", "PENDING", "LAST SYNCED", "COMMANDS ASKED", "SERVER", "SYNCER"]
     output.table(head, cells, right=("PENDING",))
     for row in rows:
         if row["why"]:
             output.line(f"{_wording.plain(row['name'])}: {_wording.plain(row['why'])}")
+        if row["commands_why"] not in ("", status.ENDED, row["why"]) and row["organization"]:
+            why = _wording.plain(row["commands_why"])
+            output.line(f"{_wording.plain(row['name'])}: no commands: {why}")
         for value in row["values"][:_VALUES]:
             said = f"{value['name']!r}, record {value['record']} of {value['writer']}"
             why = f"{value['size']:,} bytes; {value['why']}"

@@ -13,6 +13,7 @@ import pytest
 
 from launchhelm.records import Command
 from launchhelm.store.inbox import send
+from launchhelm.store.reader import Reader
 from syncer.api.answers import ApiError
 from syncer.server import lifecycle
 from tests.support.commanding import Desk, Training, training, wait, wait_for_run
@@ -266,11 +267,21 @@ def test_a_run_with_a_syncer_of_its_own_takes_commands_too(
             assert desk.ended(commands[0])["execution"] == "applied"
             commands.append(desk.submit("set_lr", {"lr": 0.25}))
             wait(lambda: len(job.applied) == 2, "the second application")
+            wait(lambda: sync_of(job), "a heartbeat that tells of syncing")
             job.end()
             assert desk.ended(commands[1])["execution"] == "applied"
             assert desk.run()["spec"]["state"] == "closed"
         finally:
             desk.close()
+
+
+def sync_of(job: Training) -> bool:
+    """Whether a heartbeat said that data went up and commands were asked for, at its time."""
+    for beat in Reader(job.directory, kinds=("hb",)).poll():
+        said = beat.body.get("sync") or {}
+        if said.get("sent_at") and said.get("asked_at") and said["why"] == "":
+            return True
+    return False
 
 
 def controlled(rank: int, size: int, tell: Tell, root: str, end: str) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class Far:
         script: Per call, what the next ones of it raise or return.
         said: Every call but claims, with what it carried.
         during: Called in the middle of a call of that name.
+        refuse: What the next claims raise.
     """
 
     origin: str = "https://127.0.0.1"
@@ -58,10 +59,13 @@ class Far:
     said: list[tuple[str, Any]] = field(default_factory=list)
     during: dict[str, Callable[[], object]] = field(default_factory=dict)
     claims: int = 0
+    refuse: list[ApiError] = field(default_factory=list)
 
     def claim(self, participant: str, epoch: str, wait_ms: int, *, token: str | None) -> Any:
         assert (participant, epoch, token) == (PARTICIPANT, "7", "bearer")
         self.claims += 1
+        if self.refuse:
+            raise self.refuse.pop()
         return self.offered.pop(0) if self.offered else None
 
     def begin(self, id_: str, lease: str, epoch: str, *, token: str | None) -> Any:
@@ -110,10 +114,15 @@ class Speaker:
         self.extensions = frozenset({APPLIED_ON})
         self.scope = {"run_id": "3"}
         self.reported: frozenset[str] = frozenset()
+        self.silence = ""
         self.remembered: list[str] = []
+        self.notes: list[tuple[str, float | None]] = []
 
     def note_reported(self, command: str) -> None:
         self.remembered.append(command)
+
+    def note_asked(self, why: str, asked_at: float | None = None) -> None:
+        self.notes.append((why, asked_at))
 
     def look(self) -> None:
         """Nothing new."""
@@ -516,3 +525,35 @@ def test_a_local_command_beside_it_is_nobodys_concern_here(rig: Rig) -> None:
     rig.turn(2)
     assert rig.far.claims == 2 and rig.far.said == []
     assert [parse_command(it.name) is not None for it in rig.control.iterdir()] == [True]
+
+
+def test_what_stands_in_the_way_is_noted_after_each_turn(rig: Rig) -> None:
+    voice = rig.speaker.voice
+    assert voice is not None
+    planned: list[Callable[[], object]] = [
+        lambda: None,
+        lambda: setattr(rig.speaker, "silence", "control is off in the run: rank 3 left"),
+        lambda: setattr(rig.speaker, "silence", ""),
+        lambda: rig.far.refuse.append(refused(401, "unauthorized")),
+        lambda: setattr(rig.speaker, "voice", replace(voice, until=rig.clock.now)),
+        lambda: setattr(rig.speaker, "voice", voice),
+        lambda: rig.far.offered.append(rig.command()),
+        lambda: None,
+    ]
+
+    def wait(seconds: float) -> None:
+        rig.wait(seconds)
+        if planned:
+            planned.pop(0)()
+        else:
+            rig.pull.stop()
+
+    rig.pull._wait = wait
+    rig.pull._run()
+    said = [why for why, _ in rig.speaker.notes]
+    assert said[:3] == ["", "", "control is off in the run: rank 3 left"]
+    assert said[3] == "" and "refuses the key" in said[4]
+    assert said[5] == said[4], "nothing was asked since"
+    assert said[6] == ""
+    assert f"command {ID} is under way" in said[-1]
+    assert all(at is not None for _, at in rig.speaker.notes)

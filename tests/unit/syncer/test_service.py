@@ -52,6 +52,7 @@ class Script:
     log: list[str] = field(default_factory=list)
     stepped_at: list[float] = field(default_factory=list)
     voice: object = None
+    silence: str = ""
     has_news: bool = False
 
     def acquire(self) -> bool:
@@ -84,6 +85,7 @@ class Asking:
     """What asks for the commands of one run, as far as a service sees it."""
 
     is_running: bool = False
+    asked_at: float | None = None
     settled: list[bool] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
 
