@@ -29,6 +29,9 @@ from typing import Any, Final, Protocol, cast
 
 import torch.distributed as dist
 
+MOST_REPORTS: Final = 16
+"""So many ranks are named where thousands might speak at once."""
+
 _PROBE_S: Final = 0.5
 _POLL_S: Final = (0.001, 0.05)
 _GO: Final = "go"
@@ -83,6 +86,29 @@ class Board:
             except RuntimeError:
                 self.alive = False
         return entries
+
+    def report(self, topic: str, entry: Mapping[str, Any]) -> None:
+        """Add one entry to a topic; beyond `MOST_REPORTS` it is only counted."""
+        if self._reachable():
+            try:
+                number = self.store.add(topic, 1)
+                if number <= MOST_REPORTS:
+                    self.store.set(f"{topic}/{number}", json.dumps(entry))
+            except RuntimeError:
+                self.alive = False
+
+    def reports(self, topic: str) -> tuple[int, list[dict[str, Any]]]:
+        """Return how many entries a topic has, and those of them that are kept and complete."""
+        if not self._reachable():
+            return 0, []
+        try:
+            count = self.store.add(topic, 0)
+            keys = [f"{topic}/{number}" for number in range(1, min(count, MOST_REPORTS) + 1)]
+            here = [key for key in keys if self.store.check([key])]
+            return count, [json.loads(self.store.get(key)) for key in here]
+        except RuntimeError:
+            self.alive = False
+            return 0, []
 
     def put(self, key: str, value: str) -> None:
         """Write a key; silently nothing when the store is gone."""

@@ -367,7 +367,7 @@ class Links:
             raise Unavailable(f"{call} at step {self.where()[1]}: {lost.cause.text}.") from lost
         except BaseException as error:
             # Ctrl-C: the operation stays behind, so nothing may follow it.
-            text = f"{type(error).__name__} on rank {self._name(self.rank)} in {call}"
+            text = f"{type(error).__name__} on rank {self.name_of(self.rank)} in {call}"
             self._lose_data(Cause("broken", (self.rank,), text))
             raise
 
@@ -489,7 +489,7 @@ class Links:
         for _ in range(10):
             dead = self._dead()
             if dead:
-                names = _list([self._name(rank) for rank in dead])
+                names = _list([self.name_of(rank) for rank in dead])
                 return Cause("dead", tuple(dead), f"the process of rank {names} is gone")
             time.sleep(0.05)
         return cause or Cause("broken", (), f"the connection broke: {_first_line(error)}")
@@ -513,11 +513,12 @@ class Links:
         call, step = self.where()
         waiting = [rank for rank in range(self.size) if self.board.read(f"at/{rank}")]
         silent = [rank for rank in range(self.size) if rank not in (self.rank, *waiting)]
-        names = _list([self._name(rank) for rank in silent]) if silent else "of unknown number"
+        names = _list([self.name_of(rank) for rank in silent]) if silent else "of unknown number"
         text = f"rank {names} did not come to step {step} (call {call}) in {self.timeout_s:g} s"
         return Cause("timeout", tuple(silent), text)
 
-    def _name(self, rank: int) -> str:
+    def name_of(self, rank: int) -> str:
+        """Return the rank with its host, as messages name it."""
         host = self.hosts[rank] if rank < len(self.hosts) else ""
         return f"{rank} on {host}" if host else str(rank)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from launchhelm._commands import CommandDesk
 from launchhelm.models import Document
 from launchhelm.records import TRAINING_SAFE_POINT, Command, Outcome
 from launchhelm.run import Run
-from launchhelm.torch._controls import StateControl, capability
+from launchhelm.torch._controls import Control, capability
 from launchhelm.torch._exchange import ControlStatus, Ticket
 from launchhelm.torch._plant import Plant
 
@@ -20,15 +21,25 @@ class TrainingDesk:
     """The run's desk, bound to the safe point of the training loop.
 
     Attributes:
-        landed: Commands applied since the optimizer last moved; their effect is still to be seen.
+        landed: Commands applied since the optimizer last moved, with what they changed; their
+            effect is still to be seen.
     """
 
     def __init__(self, desk: CommandDesk) -> None:
         self._desk = desk
         self._is_advertised = False
-        self.landed: list[Command] = []
+        self.landed: list[tuple[Command, Mapping[str, Any]]] = []
 
-    def register(self, control: StateControl) -> Document:
+    @property
+    def paused(self) -> bool:
+        """Whether the loop waits on purpose; it still takes commands then."""
+        return self._desk.paused
+
+    @paused.setter
+    def paused(self, value: bool) -> None:
+        self._desk.paused = value
+
+    def register(self, control: Control) -> Document:
         """Offer a control to whoever may command it."""
         if not self._is_advertised:
             self._desk.advertise(TRAINING_SAFE_POINT)
@@ -47,7 +58,7 @@ class TrainingDesk:
         """Record what became of a command."""
         self._desk.conclude(command, outcome)
         if outcome.state == "applied":
-            self.landed.append(command)
+            self.landed.append((command, outcome.changes))
 
 
 class Panel:
@@ -58,7 +69,7 @@ class Panel:
         self._plant = plant
         self._status = status
         self._shown: dict[str, Any] = {}
-        self._was_on = status.on
+        self._was = (status.on, status.diverged)
         self._quiet_until = 0.0
 
     def look(self, step: int, now: float) -> None:
@@ -68,14 +79,15 @@ class Panel:
             step: The step that ended.
             now: Monotonic seconds.
         """
-        if now >= self._quiet_until or self._status.on != self._was_on:
+        status = self._status
+        if now >= self._quiet_until or (status.on, status.diverged) != self._was:
             self._quiet_until = now + QUIET_S
             self.note(step)
 
     def note(self, step: int) -> None:
         """Record the values now, unless they are as recorded last."""
         status = self._status
-        self._was_on = status.on
+        self._was = (status.on, status.diverged)
         values = self._plant.values()
         # Judging `expected` of a command needs them too.
         self._run.desk.values = values
@@ -84,6 +96,7 @@ class Panel:
             "calls_per_exchange": status.calls_per_exchange,
             "control": "on" if status.on else "off",
             "why": status.why,
+            **({"diverged": status.diverged} if status.diverged else {}),
         }
         if shown == self._shown:
             return

@@ -19,6 +19,8 @@ class DivergedStateError(Exception):
         rolled_back: Whether every rank that had changed something took it back.
         state_consistent: Whether all ranks are known to hold the same values now.
         hosts: Host of each rank in `failures`, in the same order, where known.
+        step: At which step this was found out; None: not known.
+        what: What happened, in a sentence; default: on how many ranks it was applied.
     """
 
     def __init__(
@@ -31,6 +33,8 @@ class DivergedStateError(Exception):
         rolled_back: bool | None = None,
         state_consistent: bool = False,
         hosts: Sequence[str] = (),
+        step: int | None = None,
+        what: str = "",
     ) -> None:
         self.capability = capability
         self.failures = [(rank, text) for rank, text in failures]
@@ -39,12 +43,15 @@ class DivergedStateError(Exception):
         self.rolled_back = rolled_back
         self.state_consistent = state_consistent
         self.hosts = list(hosts)
+        self.step = step
+        self.what = what
         super().__init__(self._text())
 
     def _text(self) -> str:
         count = "an unknown number of" if self.applied_on is None else str(self.applied_on)
         ranks = "ranks" if self.of is None else f"of {self.of} ranks"
-        sentences = [f"{self.capability!r} was applied on {count} {ranks}."]
+        at = "" if self.step is None else f" at step {self.step}"
+        sentences = [self.what or f"{self.capability!r} was applied on {count} {ranks}{at}."]
         for index, (rank, text) in enumerate(self.failures):
             host = self.hosts[index] if index < len(self.hosts) and self.hosts[index] else ""
             sentences.append(f"Rank {rank}{f' on {host}' if host else ''}: {text}.")
@@ -52,7 +59,8 @@ class DivergedStateError(Exception):
             sentences.append("Every rank holds its former values again: the state is consistent.")
         else:
             sentences.append("The ranks may hold different values now.")
-        sentences.append('on_partial_failure="continue" warns here and goes on.')
+        if not self.what:
+            sentences.append('on_partial_failure="continue" warns here and goes on.')
         return " ".join(sentences)
 
     def __reduce__(self) -> tuple[object, ...]:

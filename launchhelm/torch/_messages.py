@@ -5,6 +5,7 @@ Plain frozen data; `_protocol` decides with it, `_exchange` carries it out.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeAlias
@@ -21,6 +22,8 @@ class Kind(IntEnum):
     APPLY = 2
     REJECT = 3
     CLOSING = 4
+    COMPARE = 5
+    DRIFT = 6
 
 
 class Status(IntEnum):
@@ -40,7 +43,7 @@ class Packet:
         kind: What it says.
         next_due: The due call after this one.
         command: Number of the command it is about, 0 when about none.
-        size: Bytes of the command's body, for COMMAND.
+        size: Bytes of the body that follows, for COMMAND and DRIFT.
         apply_call: Always later than the call at which this packet is awaited; for APPLY.
     """
 
@@ -108,6 +111,13 @@ class Verdict:
     consistent: bool = True
 
 
+def digest(values: str) -> int:
+    """Return a number above 0 of 57 bits for canonical values, 0 for none."""
+    if not values:
+        return 0
+    return int.from_bytes(hashlib.sha256(values.encode()).digest()[:7], "big") + 1
+
+
 # Results: what an action may be answered with.
 
 
@@ -128,6 +138,8 @@ class Looked:
         overdue: Whether that took too long.
         interval: Calls until the next exchange when idle.
         soon: Calls until the next exchange while a command is under way.
+        compare: Whether it is time to compare the values of all ranks.
+        drift: Bytes of what the last comparison found, None when there is nothing new.
     """
 
     size: int | None = None
@@ -135,6 +147,8 @@ class Looked:
     overdue: bool = False
     interval: int = 1
     soon: int = 1
+    compare: bool = False
+    drift: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +225,21 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class Compare:
+    """Broadcast a digest of rank 0's values; a rank with others writes them to the store.
+
+    Answer: None or Lost.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Broadcast what rank 0 found to differ, and show it. Answer: Verdict or Lost."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """Coordinator: begin to write the `applying` record. Answer: None, at once."""
 
@@ -276,9 +305,10 @@ class Raise:
 
 
 Action: TypeAlias = (
-    Go | Await | Share | Check | Gather | Look | Record | Apply | Restore | Conclude | Settle
-    | Off | Warn | Raise
+    Go | Await | Share | Check | Gather | Look | Compare | Report | Record | Apply | Restore
+    | Conclude | Settle | Off | Warn | Raise
 )  # fmt: skip
 Result: TypeAlias = (
-    None | str | Packet | Lost | Looked | Checked | Applied | Settled | tuple[Row, ...]
-)
+    None | str | Packet | Lost | Looked | Checked | Applied | Settled | Verdict
+    | tuple[Row, ...]
+)  # fmt: skip

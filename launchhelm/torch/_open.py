@@ -20,6 +20,7 @@ from launchhelm.torch._trainer import Trainer
 
 LOGGING_RANKS: Final = ("zero", "all")
 REACTIONS: Final = ("raise", "continue")
+DIVERGENCE: Final = ("warn", "raise", "ignore")
 CONTROL: Final = ("auto", "required", "off")
 
 
@@ -45,6 +46,7 @@ def init(
     project_id: str = "",
     collective_timeout_s: float = 1800.0,
     control: str = "auto",
+    on_divergence: str = "warn",
     handle_signals: bool = False,
     sync: bool = False,
 ) -> Trainer:
@@ -68,6 +70,9 @@ def init(
         collective_timeout_s: How long a rank may be waited for.
         control: "auto": without a control group, training goes on uncontrolled, and says so;
             "required": that is an error on every rank; "off": no live control.
+        on_divergence: What happens when controls are found to hold different values on different
+            ranks, which is looked at about every 15 s: "warn"; "raise" DivergedStateError on every
+            rank; "ignore": they are not compared, for ranks that differ by design.
         handle_signals: As for `launchhelm.init`, on each rank by itself.
         sync: As for `launchhelm.init`; the thread runs on the coordinator only.
 
@@ -81,6 +86,7 @@ def init(
     _require(log_ranks, "log_ranks", LOGGING_RANKS)
     _require(on_partial_failure, "on_partial_failure", REACTIONS)
     _require(control, "control", CONTROL)
+    _require(on_divergence, "on_divergence", DIVERGENCE)
     if isinstance(control_every, bool) or not isinstance(control_every, int) or control_every < 1:
         raise ValueError(f"control_every must be an integer of at least 1, got {control_every!r}.")
     _require_seconds(collective_timeout_s, "collective_timeout_s")
@@ -113,6 +119,7 @@ def init(
         log_ranks=log_ranks,
         control_every=control_every,
         on_partial_failure=on_partial_failure,
+        on_divergence=on_divergence,
         control_off=control == "off",
     )
     if handle_signals:

@@ -19,6 +19,10 @@ its accepting vote until the result, the coordinator from issuing the apply pack
 exchange is lost, doubt decides: without doubt, control goes off and training goes on; in doubt, the
 rank takes back what it changed, asks the store for the coordinator's word ("never announced" ends
 the doubt), and otherwise raises DivergedStateError.
+
+Between commands the ranks compare what they hold now and then: COMPARE is followed by a broadcast
+of the coordinator's digest, which costs no answer. A rank that holds something else writes it to
+the store; the coordinator reads that before its next packets, and DRIFT tells every rank.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ from launchhelm.torch._messages import (
     Cause,
     Check,
     Checked,
+    Compare,
     Conclude,
     Gather,
     Go,
@@ -52,6 +57,7 @@ from launchhelm.torch._messages import (
     Packet,
     Raise,
     Record,
+    Report,
     Restore,
     Result,
     Row,
@@ -78,18 +84,22 @@ class Machine:
         size: Ranks of the group. One rank needs no exchange and uses the same code.
         every: Calls between exchanges, 0 to let the coordinator pace them.
         proceed: on_partial_failure="continue".
+        strict: on_divergence="raise".
     """
 
     rank: int
     size: int
     every: int = 0
     proceed: bool = False
+    strict: bool = False
 
     call: int = 0
     step: int = 0
     due: int = 0
     serial: int = 0
     issued: bool = False
+    follows: bool = False
+    """Coordinator: whether a broadcast follows the packet issued last."""
     on: bool = True
     finished: bool = False
     cause: Cause | None = None
@@ -187,6 +197,10 @@ class Machine:
             return self._lost(Cause("left", (0,), "rank 0 has finished"))
         if packet.kind is Kind.IDLE:
             return self._end()
+        if packet.kind is Kind.COMPARE:
+            return self._do(Compare(), "compared")
+        if packet.kind is Kind.DRIFT:
+            return self._do(Report(packet.size), "reported")
         if packet.command != self.command or self.stage != "accepted":
             return self._lost(_confused(f"unknown command {packet.command} was announced"))
         if packet.kind is Kind.REJECT:
@@ -195,6 +209,17 @@ class Machine:
             return self._lost(_confused(f"call {packet.apply_call} has passed"))
         self.apply_call = packet.apply_call
         return self._end()
+
+    def _after_compared(self, _: None) -> Action:
+        self.follows = False
+        return self._end()
+
+    def _after_reported(self, verdict: Verdict) -> Action:
+        self.follows = False
+        if not self.strict:
+            return self._end()
+        self.divergence = verdict
+        return Raise(verdict)
 
     def _after_shared(self, _: None) -> Action:
         return self._do(Check(), "checked")
@@ -303,8 +328,9 @@ class Machine:
             return Go() if looked.size is None else self._conclude(refusal, "refused")
         if self.size == 1:
             return self._after_looked_alone(looked)
-        self.issued = True
-        return Go(issue=self._packet(looked))
+        packet = self._packet(looked)
+        self.issued, self.follows = True, packet.kind in (Kind.COMPARE, Kind.DRIFT)
+        return Go(issue=packet)
 
     def _after_refused(self, _: None) -> Action:
         return Go()
@@ -325,6 +351,10 @@ class Machine:
             self.command += 1
             self.stage, self.never = "offered", False
             return Packet(serial, Kind.COMMAND, due + soon, self.command, looked.size)
+        if looked.drift is not None:
+            return Packet(serial, Kind.DRIFT, due + interval, size=looked.drift)
+        if looked.compare:
+            return Packet(serial, Kind.COMPARE, due + interval)
         return Packet(serial, Kind.IDLE, due + interval)
 
     def _after_looked_alone(self, looked: Looked) -> Action:
@@ -407,9 +437,9 @@ class Machine:
         return Go()
 
     def _after_closing(self, _: Settled | None) -> Action:
-        # Only with no command under way: the peers' next operation is then sure to be the
-        # broadcast of a packet.
-        if self.size == 1:
+        # Only with no command or comparison under way: the peers' next operation is then sure to
+        # be the broadcast of a packet. Gloo ends the process where sizes differ.
+        if self.size == 1 or self.follows:
             return Go()
         serial = self.serial + 1 if self.issued else self.serial
         return Go(issue=Packet(serial, Kind.CLOSING, NEVER))

@@ -69,6 +69,7 @@ class Trainer:
         log_ranks: str = "zero",
         control_every: int = 1,
         on_partial_failure: str = "raise",
+        on_divergence: str = "warn",
         control_off: bool = False,
     ) -> None:
         self.run = run
@@ -100,6 +101,7 @@ class Trainer:
                 notice=_noticing(run, control.is_coordinator),
                 control_every=control_every,
                 on_partial_failure=on_partial_failure,
+                on_divergence=on_divergence,
             )
             status = self._exchange.status
         self._panel = Panel(run, self._plant, status) if control.is_coordinator else None

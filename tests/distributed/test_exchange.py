@@ -51,7 +51,7 @@ class Loop:
     def step(self, step: int, pause_s: float = STEP_S) -> None:
         time.sleep(pause_s)
         self.exchange.on_call(step)
-        self.seen[step] = sorted(self.plant.values.values())
+        self.seen[step] = sorted(self.plant.held.values())
 
     def steps(self, first: int, last: int, pause_s: float = STEP_S) -> None:
         for step in range(first, last + 1):
@@ -176,7 +176,7 @@ def _fails(rank: int, size: int, tell: Any, how: str) -> Any:
         except DivergedStateError as again:
             assert again.failures == error.failures
             loop.exchange.finish()
-            return loop.report(error=diverged(error, at=step), values=loop.plant.values)
+            return loop.report(error=diverged(error, at=step), values=loop.plant.held)
     raise AssertionError("no error")
 
 

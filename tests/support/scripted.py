@@ -89,7 +89,7 @@ class ScriptedPlant:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.values: dict[str, float] = {"lr": 0.1, "x": 1.0}
+        self.held: dict[str, float] = {"lr": 0.1, "x": 1.0}
         self.stuck = False
         self.jobs: list[int] = []
 
@@ -97,7 +97,7 @@ class ScriptedPlant:
         return "handler" if name == "job" else "state"
 
     def check(self, name: str, payload: Mapping[str, Any], step: int) -> str | None:
-        if name != "job" and name not in self.values:
+        if name != "job" and name not in self.held:
             return f"no control {name!r}"
         if payload["value"] < 0 or payload.get("refuse") == self.rank:
             return f"{payload['value']} is out of range"
@@ -106,7 +106,7 @@ class ScriptedPlant:
     def snapshot(self, name: str, payload: Mapping[str, Any]) -> object:
         if self._fails(payload, "snapshot"):
             raise RuntimeError("no snapshot")
-        return dict(self.values)
+        return dict(self.held)
 
     def apply(self, name: str, payload: Mapping[str, Any], step: int) -> Mapping[str, Any]:
         if self._fails(payload, "kill"):
@@ -117,27 +117,30 @@ class ScriptedPlant:
             if self._fails(payload, "half"):
                 raise RuntimeError("job failed")
             return {"done": True}
-        self.values[name] = payload["value"]
+        self.held[name] = payload["value"]
         self.stuck = self._fails(payload, "stuck")
         if self.stuck or self._fails(payload, "half"):
-            self.values[name] = -99.0
+            self.held[name] = -99.0
             raise RuntimeError("half way")
         if self._fails(payload, "odd"):
-            self.values[name] += 0.25
+            self.held[name] += 0.25
         return {name: payload["value"]}
 
     def read_back(self, name: str, payload: Mapping[str, Any]) -> str:
-        return repr(sorted(self.values.items()))
+        return repr(sorted(self.held.items()))
 
     def restore(self, snapshot: object) -> None:
         if self.stuck:
             raise RuntimeError("cannot be taken back")
         assert isinstance(snapshot, dict)
-        self.values = dict(snapshot)
+        self.held = dict(snapshot)
 
     def changes(self, name: str, snapshot: object) -> Mapping[str, Any]:
         assert isinstance(snapshot, dict)
-        return {name: {"old": snapshot.get(name), "new": self.values.get(name)}}
+        return {name: {"old": snapshot.get(name), "new": self.held.get(name)}}
+
+    def values(self) -> Mapping[str, Any]:
+        return dict(self.held)
 
     def _fails(self, payload: Mapping[str, Any], how: str) -> bool:
         return payload.get("fail") == self.rank and payload.get("how") == how

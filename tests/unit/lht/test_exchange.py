@@ -64,20 +64,20 @@ def test_one_rank_applies_a_command_as_soon_as_its_record_is_durable() -> None:
     assert (outcome.applied_on, outcome.of) == (1, 1)
     assert outcome.applied_at == {"step": 4}
     assert outcome.changes == {"lr": {"old": 0.1, "new": 0.05}}
-    assert alone.plant.values["lr"] == 0.05
+    assert alone.plant.held["lr"] == 0.05
 
 
 def test_nothing_changes_before_the_record_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = Alone(command("lr", value=0.05), durable_after_s=1e9)
     alone.steps(1, 50)
-    assert alone.plant.values["lr"] == 0.1
+    assert alone.plant.held["lr"] == 0.1
     assert not alone.desk.outcomes
     monkeypatch.setattr(_exchange, "RECORD_LIMIT_S", -1.0)
     alone.steps(51, 52)
     assert [(one.state, one.code) for one in alone.desk.outcomes] == [
         ("rejected", "storage_unavailable")
     ]
-    assert alone.plant.values["lr"] == 0.1
+    assert alone.plant.held["lr"] == 0.1
 
 
 def test_a_refused_command_changes_nothing_and_says_why() -> None:
@@ -98,7 +98,7 @@ def test_a_failed_apply_is_taken_back_and_raised_at_every_later_call() -> None:
     assert (error.applied_on, error.of, error.rolled_back, error.state_consistent) == (
         0, 1, True, True,
     )  # fmt: skip
-    assert alone.plant.values["lr"] == 0.1
+    assert alone.plant.held["lr"] == 0.1
     (outcome,) = alone.desk.outcomes
     assert (outcome.state, outcome.code) == ("outcome_unknown", "DivergedStateError")
     assert outcome.rolled_back is True
@@ -118,7 +118,7 @@ def test_with_continue_a_failed_apply_warns_and_control_goes_on() -> None:
     with pytest.warns(RuntimeWarning, match="half way"):
         alone.steps(1, 10)
     assert [one.state for one in alone.desk.outcomes] == ["outcome_unknown", "applied"]
-    assert alone.plant.values["lr"] == 0.02
+    assert alone.plant.held["lr"] == 0.02
 
 
 def test_control_every_counts_calls_and_not_step_numbers() -> None:

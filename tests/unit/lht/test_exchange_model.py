@@ -1,10 +1,13 @@
 """Run the exchange's own machine through every order of events that a small world allows.
 
 The world is 1 to 3 ranks, a few calls of `step`, one or two commands, and a budget of mishaps: a
-control that refuses or fails on one rank, a roll-back that fails, a record that is late, a rank
-that leaves, a rank that is killed, a link that breaks. The network is as weak as gloo: a broadcast
-may reach some ranks and not others, a gather may complete here and fail there once anything broke.
-Every reachable state is visited once; where several things may happen next, all of them do.
+control that refuses or fails on one rank, wholly or half way, a roll-back that fails, a record that
+is late, a rank that leaves (at its end, for an exception, on a signal), a rank that is killed, a
+link that breaks, a wait that takes too long because some other rank hangs, is stopped or comes late
+and may go on afterwards as if nothing had been, values that drift apart without a command. The
+network is as weak as gloo: a broadcast may reach some ranks and not others, a gather may complete
+here and fail there once anything broke, and operations of different size must never meet. Every
+reachable state is visited once; where several things may happen next, all of them do.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from launchhelm.torch._messages import (
     Cause,
     Check,
     Checked,
+    Compare,
     Conclude,
     Gather,
     Go,
@@ -34,12 +38,14 @@ from launchhelm.torch._messages import (
     Packet,
     Raise,
     Record,
+    Report,
     Restore,
     Result,
     Settle,
     Settled,
     Share,
     Status,
+    Verdict,
     Warn,
 )
 from launchhelm.torch._protocol import (
@@ -65,9 +71,15 @@ class World:
     leaves: int = 0
     kills: int = 0
     breaks: int = 0
+    timeouts: int = 0
+    drifts: int = 0
+    compares: int = 0
     every: int = 0
     interval: int = 1
     proceed: bool = False
+    strict: bool = False
+    handler: bool = False
+    """Whether commands run a handler, which has no state to take back."""
     impatient: bool = False
     """Whether waiting for the coordinator's word may end before the word comes."""
 
@@ -92,6 +104,8 @@ class Rank:
     refused: frozenset[int] = frozenset()
     warned: int = 0
     raised_at: int = 0
+    drift: int = 0
+    """What its values lie beside those of the others through no command."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +133,13 @@ class State:
     leaves: int = 0
     kills: int = 0
     breaks: int = 0
+    timeouts: int = 0
+    drifts: int = 0
+    compares: int = 0
+    differing: frozenset[int] = frozenset()
+    """Ranks that wrote to the store that they hold other values than rank 0."""
+    told: bool = False
+    """Whether rank 0 has announced that."""
 
 
 def _thaw(rank: Rank) -> Machine:
@@ -134,7 +155,7 @@ def _freeze(machine: Machine) -> tuple[object, ...]:
 
 def _first(world: World) -> State:
     ranks = tuple(
-        Rank(_freeze(Machine(rank, world.size, world.every, world.proceed)))
+        Rank(_freeze(Machine(rank, world.size, world.every, world.proceed, world.strict)))
         for rank in range(world.size)
     )
     return State(ranks)
@@ -191,9 +212,26 @@ class _Body:
     """The command's body in a Share."""
 
 
+@dataclass(frozen=True)
+class _Digest:
+    """What a rank holds when all compare; rank 0's is broadcast."""
+
+    held: int
+
+
+@dataclass(frozen=True)
+class _News:
+    """What rank 0 tells of the values of all ranks."""
+
+
+_DRIFT = Verdict("diverged", "drift", "values differ", failures=((1, "Drift: x"),))
+
+
 def _moves(world: World, state: State) -> Iterator[State]:
     """Yield every state that may come next."""
-    calm = not (state.gone or state.broken or world.kills or world.leaves or world.breaks)
+    calm = not (
+        state.gone or state.broken or world.kills or world.leaves or world.breaks or world.timeouts
+    )
     for index, rank in enumerate(state.ranks):
         if rank.state not in _ALIVE:
             continue
@@ -238,6 +276,9 @@ def _next_call(world: World, state: State, index: int) -> Iterator[State]:
             gone=state.gone | {index},
         )
         yield from _perform(world, after, index, action)
+    if state.drifts < world.drifts:
+        drifted = replace(rank, drift=index + 1)
+        yield _with(state, index, drifted, drifts=state.drifts + 1)
     if done < world.calls:
         call = done + 1
         if call < machine.wake:
@@ -279,15 +320,30 @@ def _answers(world: World, state: State, index: int) -> Iterator[State]:
         if isinstance(action, Await):
             if row[0] is not None:
                 answers.append(row[0])  # type: ignore[arg-type]  # a Packet
-        elif isinstance(action, Share):
+        elif isinstance(action, Share | Compare):
             if row[0] is not None:
                 answers.append(None)
+        elif isinstance(action, Report):
+            if row[0] is not None:
+                answers.append(_DRIFT)
         elif all(other is not None for other in row):
             answers.append(row)  # type: ignore[arg-type]  # Rows
         # What a rank sent before it left cleanly arrives; a packet still under way may not.
         complete = bool(answers) and not (isinstance(action, Await) and 0 in state.gone)
         if state.broken or state.torn - {index} or (state.gone - {index} and not complete):
             answers.append(Lost(Cause("dead", tuple(sorted(state.gone)), "something broke")))
+        if state.timeouts < world.timeouts and not answers:
+            # Whoever did not come may come later all the same.
+            machine = _thaw(rank)
+            late = replace(state, timeouts=state.timeouts + 1)
+            cause = Cause("timeout", (), "somebody did not come")
+            yield from _act(world, late, index, machine, machine.feed(Lost(cause)))
+        if isinstance(action, Compare) and row[0] is not None and row[0] != row[index]:
+            # Before it goes on; a rank that goes on without the broadcast has nothing to say.
+            differing = replace(state, differing=state.differing | {index})
+            machine = _thaw(rank)
+            yield from _act(world, differing, index, machine, machine.feed(None))
+            answers.remove(None)
     for answer in answers:
         machine = _thaw(rank)
         yield from _act(world, state, index, machine, machine.feed(answer))
@@ -328,12 +384,16 @@ def _perform(world: World, state: State, index: int, action: Action) -> Iterator
         else:
             waiting = _post(state, index, Packet(-1, Kind.IDLE, 0))
         yield _with(waiting, index, replace(waiting.ranks[index], waits=action))
-    elif isinstance(action, Share | Gather):
-        what = _Body() if isinstance(action, Share) else action.row
+    elif isinstance(action, Share | Gather | Compare | Report):
+        what: object = action.row if isinstance(action, Gather) else _News()
+        if isinstance(action, Share):
+            what = _Body()
+        elif isinstance(action, Compare):
+            what = _Digest(rank.value + rank.drift)
         waiting = _post(state, index, what)
         yield _with(waiting, index, replace(waiting.ranks[index], waits=action))
     elif isinstance(action, Check):
-        yield from answered(state, Checked(""))
+        yield from answered(state, Checked("", world.handler))
         if state.refusals < world.refusals:
             no = replace(rank, refused=rank.refused | {machine.command})
             refused = _with(state, index, no, refusals=state.refusals + 1)
@@ -342,6 +402,12 @@ def _perform(world: World, state: State, index: int, action: Action) -> Iterator
         yield from _look(world, state, action, answered)
     elif isinstance(action, Record):
         yield from answered(state, None)
+    elif isinstance(action, Apply) and action.handler:
+        ran = replace(rank, applied=rank.applied | {machine.command})
+        yield from answered(_with(state, index, ran), Applied(Status.OK))
+        if state.failures < world.failures:
+            failed = replace(state, failures=state.failures + 1)
+            yield from answered(failed, Applied(Status.FAILED, "Error: no"))
     elif isinstance(action, Apply):
         yield from _apply(world, state, index, machine, answered)
     elif isinstance(action, Restore):
@@ -376,6 +442,11 @@ def _look(world: World, state: State, action: Look, answered) -> Iterator[State]
             yield from answered(slow, Looked(overdue=True, interval=world.interval))
         return
     yield from answered(state, Looked(interval=world.interval))
+    if state.differing and not state.told:
+        yield from answered(replace(state, told=True), Looked(interval=world.interval, drift=9))
+    if state.compares < world.compares:
+        asked = replace(state, compares=state.compares + 1)
+        yield from answered(asked, Looked(interval=world.interval, compare=True))
     if state.taken < world.commands:
         taken = replace(state, taken=state.taken + 1)
         yield from answered(taken, Looked(size=3, interval=world.interval))
@@ -424,15 +495,20 @@ def _check_end(world: World, state: State) -> None:
         if rank.state == "raised" and world.commands == 1 and not state.stuck:
             assert rank.value == rank.before, f"raised, and not taken back: {state}"
 
+    for index in state.differing:
+        assert state.ranks[index].drift != state.ranks[0].drift, f"no difference: {state}"
+
     told = "outcome_unknown" in outcomes.values() or any(rank.warned for rank in state.ranks)
     assert told or not state.split, f"silent disagreement: {state}"
 
     # Where nothing but the command itself fails, all ranks raise at the same call, or none does.
-    calm = not (state.kills or state.leaves or state.breaks or world.proceed)
+    calm = not (state.kills or state.leaves or state.breaks or state.timeouts or world.proceed)
     if calm and state.failures:
         assert len({rank.raised_at for rank in state.ranks}) == 1, f"{state}"
         assert state.ranks[0].raised_at, f"{state}"
         assert "outcome_unknown" in outcomes.values(), f"{state}"
+    if calm and state.told and world.strict and not state.failures:
+        assert len({rank.raised_at for rank in state.ranks}) == 1, f"{state}"
 
 
 def explore(world: World, limit: int = 2_000_000) -> tuple[int, int]:
@@ -461,7 +537,9 @@ def explore(world: World, limit: int = 2_000_000) -> tuple[int, int]:
 
 def _free(world: World, state: State) -> bool:
     """Whether anything can happen without a further mishap."""
-    calm = replace(world, kills=state.kills, breaks=state.breaks, leaves=state.leaves)
+    calm = replace(
+        world, kills=state.kills, breaks=state.breaks, leaves=state.leaves, drifts=state.drifts
+    )
     return any(True for _ in _moves(calm, state))
 
 
@@ -475,6 +553,10 @@ WORLDS = {
     "two ranks, the link breaks": World(2, calls=5, breaks=1, late=1, impatient=True),
     "two ranks, every second call": World(2, calls=8, every=2, leaves=1),
     "two ranks, a wide pace": World(2, calls=7, interval=2, leaves=1),
+    "two ranks, one is late and goes on": World(2, calls=5, timeouts=2, failures=1),
+    "two ranks, a handler": World(2, calls=6, failures=1, handler=True, timeouts=1),
+    "two ranks, values drift": World(2, calls=6, drifts=1, compares=2, commands=0, strict=True),
+    "two ranks, values drift and one leaves": World(2, calls=4, drifts=1, compares=1, leaves=1),
     "three ranks, one fails": World(3, calls=4, failures=1, stuck=1),
     "three ranks, one leaves": World(3, calls=3, leaves=1),
 }
@@ -487,6 +569,14 @@ LARGE_WORLDS = {
     "three ranks, the link breaks": World(3, calls=4, breaks=1, failures=1),
     "three ranks, one is killed": World(3, calls=4, kills=1, impatient=True),
     "three ranks, one leaves late": World(3, calls=5, leaves=1),
+    "three ranks, one is late and goes on": World(3, calls=4, timeouts=2, failures=1),
+    "three ranks, values drift": World(3, calls=5, drifts=1, compares=1, strict=True),
+    "two ranks, all goes wrong and one is late": World(
+        2, calls=5, kills=1, timeouts=1, failures=1, stuck=1, late=1, impatient=True
+    ),
+    "two ranks, values drift and all goes wrong": World(
+        2, calls=6, drifts=2, compares=2, kills=1, leaves=1, timeouts=1, strict=True
+    ),
 }
 
 
