@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -19,7 +19,7 @@ from uuid import UUID
 from launchhelm import _optional
 from syncer.api.document import WireError, canonical, parse
 from syncer.api.limits import MAX_POINTS_PER_BATCH
-from syncer.server.quarantine import WRONG_TYPE, Shape, coordinate_flags
+from syncer.server.quarantine import UNKNOWN_AXIS, WRONG_TYPE, Shape, coordinate_flags
 
 MAX_INTEGER: Final = (1 << 63) - 1
 """Epochs and sequences beyond it do not fit a column."""
@@ -39,30 +39,62 @@ class Malformed(ValueError):
 
 
 @dataclass(frozen=True)
-class Batch:
-    """One batch, its head read, its points not yet.
+class Numbers:
+    """Points that are read already: a number each, at one coordinate on an axis that all share.
 
     Args:
-        id: As the client spelled it, which the receipt must echo; also stream_id.
+        times: One for each point, in microseconds; also sequences.
+        bodies: The points as they are stored.
+    """
+
+    axis: str
+    times: Sequence[int]
+    sequences: Sequence[int]
+    bodies: Sequence[str]
+
+    def rows(self, series: int, epoch: int, shape: Shape) -> list[Any]:
+        """Return the points as `rows` does."""
+        flags = 0 if shape.fits(0.0) else WRONG_TYPE
+        if self.axis not in shape.axes:
+            flags |= UNKNOWN_AXIS
+        made: list[Any] = [series, 0, epoch, 0, flags, ""] * len(self.bodies)
+        made[1::COLUMNS], made[3::COLUMNS] = self.times, self.sequences
+        made[5::COLUMNS] = self.bodies
+        return made
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch, its head read.
+
+    Args:
+        id: As the client spelled it, which the receipt must echo; also spelled, for the stream.
         key: The id as 16 bytes.
         revision: Of the stream, as the client knew it.
-        digest: Of all its content, as bytes; equal for the same batch sent again.
-        content: The whole batch. Any: JSON.
+        digest: Of all its content, as bytes; equal for the same batch sent again as it was.
+        source: The whole batch, parsed or as it came. Any: JSON.
+        numbers: Its points, where they are read already.
     """
 
     id: str
     key: bytes
+    spelled: str
     stream_id: str
     participant_id: str
     revision: int
     epoch: int
+    count: int
     digest: bytes
-    content: dict[str, Any] = field(repr=False)
+    source: Mapping[str, Any] | bytes = field(repr=False)
+    numbers: Numbers | None = field(default=None, repr=False)
 
     @property
-    def count(self) -> int:
-        """Return the number of points."""
-        return len(self.content["points"])
+    def content(self) -> Mapping[str, Any]:
+        """Return the whole batch. Any: JSON."""
+        if isinstance(self.source, bytes):
+            content: Mapping[str, Any] = decode(self.source)
+            return content
+        return self.source
 
 
 def decode(data: bytes) -> Any:
@@ -112,12 +144,14 @@ def read(content: Any) -> Batch:
         return Batch(
             id=content["batch_id"],
             key=UUID(content["batch_id"]).bytes,
+            spelled=content["stream_id"],
             stream_id=str(UUID(content["stream_id"])),
             participant_id=str(UUID(content["participant_id"])),
             revision=integer(content["stream_revision"]),
             epoch=integer(content["epoch"]),
+            count=len(points),
             digest=sha256(encode(content)).digest(),
-            content=content,
+            source=content,
         )
     except KeyError as error:
         raise Malformed(f"A batch must have {error}.") from None
@@ -135,6 +169,8 @@ def rows(batch: Batch, series: int, shape: Shape) -> list[Any]:
     Raises:
         Malformed: A point is missing a member, or holds one that cannot be read.
     """
+    if batch.numbers is not None:
+        return batch.numbers.rows(series, batch.epoch, shape)
     made: list[Any] = []
     epoch, axes, fits = batch.epoch, shape.axes, shape.fits
     for position, point in enumerate(batch.content["points"]):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,7 +22,7 @@ from starlette.routing import Route
 from syncer.api import routes as paths
 from syncer.api.document import WireError, fingerprint
 from syncer.api.limits import MAX_BATCHES, PROTOCOL
-from syncer.server import documents, events, quarantine, sessions
+from syncer.server import documents, events, normal, quarantine, sessions
 from syncer.server.batch import (
     COLUMNS,
     Batch,
@@ -136,7 +136,7 @@ class Ready:
         """Return the receipt of a batch that is stored, now or before."""
         return {
             "batch_id": self.batch.id,
-            "stream_id": self.batch.content["stream_id"],
+            "stream_id": self.batch.spelled,
             "status": status,
             "durability": "query_visible",
         }
@@ -167,16 +167,13 @@ class Ingest:
         return await loop.run_in_executor(self._threads, self._one, server, caller, body)
 
     def _many(self, server: Server, caller: Caller, body: bytes) -> dict[str, Any]:
-        content = _object(body)
-        if content.get("protocol", PROTOCOL) != PROTOCOL:
-            raise validation(f"The protocol must be {PROTOCOL}.")
-        batches = content.get("batches")
-        if not isinstance(batches, list) or len(batches) > MAX_BATCHES:
-            raise validation(f"batches must be a list of at most {MAX_BATCHES}.")
+        plain = normal.read(body)
+        batches = map(_parsed, _contents(body)) if plain is None else plain
         return {"receipts": self._store(server, prepare(server, caller, batches))}
 
     def _one(self, server: Server, caller: Caller, body: bytes) -> dict[str, Any]:
-        (receipt,) = self._store(server, prepare(server, caller, [_object(body)]))
+        batch = _parsed(_object(body))
+        (receipt,) = self._store(server, prepare(server, caller, [batch]))
         if receipt["status"] == "rejected":
             status = {"not_found": 404, "conflict": 409}.get(receipt["code"], 400)
             raise ServerError(status, receipt["code"], receipt["message"])
@@ -196,25 +193,28 @@ class Ingest:
         return receipts
 
 
-def prepare(server: Server, caller: Caller, contents: list[Any]) -> list[Ready | Rejected]:
-    """Read batches and decide which can be stored; the order stays.
+def prepare(
+    server: Server, caller: Caller, batches: Iterable[Batch | Rejected]
+) -> list[Ready | Rejected]:
+    """Decide which batches can be stored, and read their points; the order stays.
 
     Raises:
-        ServerError: `validation` when a batch has no id to answer to, `forbidden` when the key
-            may not write to one of the streams.
+        ServerError: `forbidden` when the key may not write to one of the streams.
     """
-    batches: list[tuple[Batch, documents.Document] | Rejected] = []
+    known: list[tuple[Batch, documents.Document] | Rejected] = []
     with server.database.read() as connection:
-        known = _Known(connection)
-        for content in contents:
+        streams = _Streams(connection)
+        for batch in batches:
+            if isinstance(batch, Rejected):
+                known.append(batch)
+                continue
             try:
-                batch = read(content)
-                batches.append((batch, known.stream(caller, batch)))
+                known.append((batch, streams.of(caller, batch)))
             except Malformed as error:
-                batches.append(_rejected(content, "validation", str(error)))
+                known.append(_rejected(batch, "validation", str(error)))
             except _Unknown as error:
-                batches.append(_rejected(content, "not_found", str(error)))
-    return [each if isinstance(each, Rejected) else made_ready(*each) for each in batches]
+                known.append(_rejected(batch, "not_found", str(error)))
+    return [each if isinstance(each, Rejected) else made_ready(*each) for each in known]
 
 
 def store(connection: sqlite3.Connection, ready: Ready) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def store(connection: sqlite3.Connection, ready: Ready) -> dict[str, Any]:
         if earlier["digest"] == batch.digest or _same(connection, ready, earlier):
             return ready.receipt("duplicate")
         return _rejected(
-            batch.content, "conflict", "A batch of this id and other content is stored."
+            batch, "conflict", "A batch of this id and other content is stored."
         ).receipt()
     fresh = ready.rows
     contradicting: list[int] = []
@@ -257,7 +257,7 @@ class _Unknown(Exception):
     """There is no such stream, as far as the caller may know."""
 
 
-class _Known:
+class _Streams:
     """What one request asked the database about its streams and participants."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -265,7 +265,7 @@ class _Known:
         self._streams: dict[str, documents.Document | None] = {}
         self._issued: dict[tuple[str, int], bool] = {}
 
-    def stream(self, caller: Caller, batch: Batch) -> documents.Document:
+    def of(self, caller: Caller, batch: Batch) -> documents.Document:
         """Return the stream of a batch that the caller may write.
 
         A closed run, an ended session, a superseded epoch and every revision of the stream are
@@ -293,6 +293,16 @@ class _Known:
         return stream
 
 
+def _contents(body: bytes) -> list[Any]:
+    content = _object(body)
+    if content.get("protocol", PROTOCOL) != PROTOCOL:
+        raise validation(f"The protocol must be {PROTOCOL}.")
+    batches = content.get("batches")
+    if not isinstance(batches, list) or len(batches) > MAX_BATCHES:
+        raise validation(f"batches must be a list of at most {MAX_BATCHES}.")
+    return batches
+
+
 def _object(body: bytes) -> dict[str, Any]:
     try:
         content = decode(body)
@@ -308,15 +318,24 @@ def made_ready(batch: Batch, stream: documents.Document) -> Ready | Rejected:
     try:
         return Ready(batch, stream, rows(batch, int(stream["place"]), Shape.of(stream["spec"])))
     except Malformed as error:
-        return _rejected(batch.content, "validation", str(error))
+        return _rejected(batch, "validation", str(error))
 
 
-def _rejected(content: Any, code: str, message: str) -> Rejected:
-    batch_id = content.get("batch_id") if isinstance(content, dict) else None
-    if not isinstance(batch_id, str):
-        raise validation("A batch must be an object with a batch_id.")
-    stream_id = content.get("stream_id")
-    return Rejected(batch_id, stream_id if isinstance(stream_id, str) else "", code, message)
+def _parsed(content: Any) -> Batch | Rejected:
+    """Read the head of a batch; `validation` when it has no id to answer to."""
+    try:
+        return read(content)
+    except Malformed as error:
+        batch_id = content.get("batch_id") if isinstance(content, dict) else None
+        if not isinstance(batch_id, str):
+            raise validation("A batch must be an object with a batch_id.") from None
+        stream_id = content.get("stream_id")
+        spelled = stream_id if isinstance(stream_id, str) else ""
+        return Rejected(batch_id, spelled, "validation", str(error))
+
+
+def _rejected(batch: Batch, code: str, message: str) -> Rejected:
+    return Rejected(batch.id, batch.spelled, code, message)
 
 
 def _overlaps(connection: sqlite3.Connection, ready: Ready) -> bool:
