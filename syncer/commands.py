@@ -22,6 +22,7 @@ APPLIED_ON: Final = "result.applied_on"
 """The extension that says on how many processes a command was applied."""
 
 MAX_FAILURE_CODE: Final = 128
+MAX_ISSUER: Final = 320
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,15 @@ def server_time(command: Mapping[str, Any], voice: Voice, now: float) -> float:
     return now if changed_at is None else changed_at
 
 
+def issuer(command: Mapping[str, Any], server: str) -> str:
+    """Say who gave a command, as far as its server tells, and by which server it came."""
+    name = command.get("submitted_by")
+    if not isinstance(name, str) or not name:
+        return server
+    name = name[:MAX_ISSUER].encode(errors="replace").decode()
+    return f"{name} by way of {server}"
+
+
 def refusal(command: Mapping[str, Any], voice: Voice, now: float) -> str:
     """Say why a claimed command must not reach the run, as a failure code; "" when it may.
 
@@ -161,8 +171,8 @@ def refusal(command: Mapping[str, Any], voice: Voice, now: float) -> str:
         return "local_validation"
     made = inbox_command(request, offer, origin, voice.writer, issued_by="", now=now)
     is_name = parse_command(str(CommandName(made.revision, made.id))) is not None
-    # The name of the server stands in it as well.
-    is_small = len(encode(made)) + 1024 <= MAX_COMMAND_BYTES
+    # Who gave it stands in it as well.
+    is_small = len(encode(made)) + 4096 <= MAX_COMMAND_BYTES
     return "" if is_name and is_small else "local_validation"
 
 

@@ -392,7 +392,7 @@ class RunPull:
             voice.offers[request["capability"]["id"]],
             origin,
             voice.writer,
-            issued_by=self._client.origin,
+            issued_by=commands.issuer(command, self._client.origin),
             now=now,
         )
         try:

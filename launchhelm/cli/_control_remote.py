@@ -99,10 +99,12 @@ def _log(there: RunOnServer, output: Output) -> int:
         payload = request.get("input")
         payload = _wording.payload_text(payload) if isinstance(payload, Mapping) else ""
         reason = _wording.plain(str(request.get("reason") or ""))
+        who = _wording.plain(str(command.get("submitted_by") or ""))
         parts = [
             f"  {sentence.mark}",
             f"{_wording.plain(name)} {payload}".strip(),
             output.sentence(sentence),
+            f"by {who}" if who else "",
             f'"{reason}"' if reason else "",
             str(command.get("id", "")),
         ]

@@ -127,7 +127,7 @@ def document_of(command: Json, name: str, sentence: Sentence) -> documents.Docum
         id=str(command.get("id", "")),
         name=name,
         payload=payload if isinstance(payload, Mapping) else {"value": payload},
-        issued_by="",
+        issued_by=str(command.get("submitted_by") or ""),
         owner="",
         reason=str(request.get("reason") or ""),
         state=state_of(command),

@@ -41,7 +41,7 @@ class Caller:
         run_id: The one run of all grants, else "".
         participant_id: The participant that the key is bound to, else "".
         actions: Every action of any grant.
-        key_id: The key.
+        key_id: The key; also its own name.
         grants: What `require` looks at.
     """
 
@@ -52,7 +52,13 @@ class Caller:
     participant_id: str
     actions: frozenset[str]
     key_id: str
+    key_name: str
     grants: tuple[Grant, ...]
+
+    @property
+    def name(self) -> str:
+        """Name the key for people, so that it can be found in `launchhelm serve keys list`."""
+        return f"{self.key_name} (key {self.key_id[:8]})"
 
     def may(self, action: str, scope: Mapping[str, str], *, participant_id: str = "") -> bool:
         """Decide whether the key may do it there, for that participant where there is one.
@@ -127,6 +133,7 @@ def authenticate(server: Server, request: HTTPConnection) -> Caller:
         participant_id=key.participant_id,
         actions=frozenset[str]().union(*(grant.actions for grant in key.grants)),
         key_id=key.id,
+        key_name=key.name,
         grants=key.grants,
     )
 

@@ -81,6 +81,7 @@ def submit(server: Server, caller: Caller, request: Request, body: JSONObject) -
             resulting_state_revision="",
             created_at=now,
             updated_at=now,
+            submitted_by=caller.name,
         )
         ledger.add(connection, entry, idempotency_key=key)
         answer = moves.shown(entry, now)
@@ -157,7 +158,7 @@ def _decide(
         caller.require("command.approve", entry.request["scope"])
         if body.get("fingerprint") != entry.fingerprint:
             raise conflict("The fingerprint is not that of this command.")
-        entry = moves.move(connection, entry, event, now, decide)
+        entry = moves.move(connection, entry, event, now, decide, by=caller.name)
         answer = moves.shown(entry, now)
     server.wake.notify(entry.participant_id)
     return answer

@@ -23,6 +23,7 @@ from syncer.server import (
     commands,
     documents,
     events,
+    ledger,
     points,
     sessions,
     telemetry,
@@ -42,6 +43,7 @@ MIGRATIONS: Final[Sequence[str]] = (
             commands,
         )
     ),
+    ledger.PEOPLE,
 )
 """Scripts in order; the database's user_version counts those that ran. Released ones never change:
 a later change of a table is one more script."""

@@ -45,6 +45,11 @@ CREATE TABLE command_history (
 CREATE INDEX history_of_command ON command_history (command_id, number);
 """
 
+PEOPLE: Final = """
+ALTER TABLE commands ADD COLUMN submitted_by TEXT NOT NULL DEFAULT '';
+ALTER TABLE command_history ADD COLUMN done_by TEXT NOT NULL DEFAULT '';  -- '' but for people.
+"""
+
 JSONObject = dict[str, Any]  # Any: JSON of the API.
 
 
@@ -55,6 +60,7 @@ class Entry:
     Args:
         request: The request object, exactly as it is delivered.
         life: Where it stands, before time acted; see `lifecycle.settle`.
+        submitted_by: The key, as `Caller.name` says it.
     """
 
     id: str
@@ -68,6 +74,7 @@ class Entry:
     resulting_state_revision: str
     created_at: float
     updated_at: float
+    submitted_by: str = ""
 
 
 def add(connection: sqlite3.Connection, entry: Entry, *, idempotency_key: str) -> None:
@@ -79,8 +86,8 @@ def add(connection: sqlite3.Connection, entry: Entry, *, idempotency_key: str) -
     connection.execute(
         "INSERT INTO commands (id, organization_id, participant_id, epoch, idempotency_key,"
         " submitted, fingerprint, request, execution, life, resulting_state_revision,"
-        " created_at, updated_at)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        " created_at, updated_at, submitted_by)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             entry.id,
             entry.organization_id,
@@ -95,9 +102,10 @@ def add(connection: sqlite3.Connection, entry: Entry, *, idempotency_key: str) -
             entry.resulting_state_revision,
             entry.created_at,
             entry.updated_at,
+            entry.submitted_by,
         ),
     )
-    _remember(connection, entry, "submitted", "")
+    _remember(connection, entry, "submitted", "", entry.submitted_by)
 
 
 def find(connection: sqlite3.Connection, command_id: str) -> Entry | None:
@@ -152,9 +160,10 @@ def advance(
     now: float,
     *,
     note: str = "",
+    by: str = "",
     resulting_state_revision: str = "",
 ) -> Entry:
-    """Store the new state of a command, and in its history what led there.
+    """Store the new state of a command, and in its history what led there, and who did that.
 
     A lease that was only prolonged leaves no line: that happens every few seconds.
     """
@@ -170,7 +179,7 @@ def advance(
         (life.execution, _dump(life), moved.resulting_state_revision, now, entry.id),
     )
     if note or replace(life, lease_until=entry.life.lease_until) != entry.life:
-        _remember(connection, moved, event, note)
+        _remember(connection, moved, event, note, by)
     return moved
 
 
@@ -181,25 +190,26 @@ def settled(connection: sqlite3.Connection, entry: Entry, now: float) -> Entry:
 
 
 def history(connection: sqlite3.Connection, command_id: str) -> list[JSONObject]:
-    """Return what happened to a command, oldest first: event, execution, at (seconds), note."""
+    """Return what happened to a command, oldest first: event, execution, at (seconds), note, by."""
     rows = connection.execute(
-        "SELECT event, execution, at, note FROM command_history WHERE command_id = ?"
-        " ORDER BY number",
+        'SELECT event, execution, at, note, done_by AS "by" FROM command_history'
+        " WHERE command_id = ? ORDER BY number",
         (command_id,),
     )
     return [dict(row) for row in rows]
 
 
-def _remember(connection: sqlite3.Connection, entry: Entry, event: str, note: str) -> None:
+def _remember(connection: sqlite3.Connection, entry: Entry, event: str, note: str, by: str) -> None:
     connection.execute(
-        "INSERT INTO command_history (command_id, at, event, execution, note)"
-        " VALUES (?, ?, ?, ?, ?)",
+        "INSERT INTO command_history (command_id, at, event, execution, note, done_by)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
         (
             entry.id,
             entry.updated_at,
             event,
             entry.life.execution,
             note or entry.life.failure_code,
+            by,
         ),
     )
 
@@ -224,4 +234,5 @@ def _entry(row: sqlite3.Row) -> Entry:
         resulting_state_revision=row["resulting_state_revision"],
         created_at=row["created_at"],
         updated_at=row["updated_at"],
+        submitted_by=row["submitted_by"],
     )

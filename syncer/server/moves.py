@@ -36,8 +36,10 @@ def move(
     event: str,
     now: float,
     change: Callable[[Life], Life],
+    *,
+    by: str = "",
 ) -> Entry:
-    """Let time act, then the event, and store what changed.
+    """Let time act, then the event, and store what changed and who did it.
 
     Raises:
         ServerError: 409: the event does not fit the state. The transaction must not go on.
@@ -47,9 +49,9 @@ def move(
         life = change(settled.life)
     except Refused as refusal:
         raise conflict(str(refusal)) from None
-    return (
-        settled if life == settled.life else ledger.advance(connection, settled, life, event, now)
-    )
+    if life == settled.life:
+        return settled
+    return ledger.advance(connection, settled, life, event, now, by=by)
 
 
 def shown(entry: Entry, now: float) -> JSONObject:
@@ -63,6 +65,8 @@ def shown(entry: Entry, now: float) -> JSONObject:
         "created_at": wire.timestamp(entry.created_at),
         "updated_at": wire.timestamp(entry.updated_at),
     }
+    if entry.submitted_by:
+        answer["submitted_by"] = entry.submitted_by
     if life.lease_id:
         answer["lease_id"] = life.lease_id
     if life.decided_by:

@@ -65,7 +65,7 @@ def test_a_command_given_on_the_server_is_applied_and_its_outcome_comes_back(
     assert job.applied == [0.5]
     (outcomes,) = job.outcomes().values()
     assert [it.state for it in outcomes] == ["applied"]
-    assert outcomes[0].issued_by == sync.url
+    assert outcomes[0].issued_by == f"{ended['submitted_by']} by way of {sync.url}"
 
 
 def test_thirty_commands_are_visible_as_applied_soon(
@@ -290,7 +290,7 @@ def controlled(rank: int, size: int, tell: Tell, root: str, end: str) -> dict[st
     import torch.distributed as dist
 
     import launchhelm.torch as lht
-    from launchhelm.torch._controls import Tunable
+    from launchhelm.torch import Tunable
 
     if rank == 1:
         set_value = Tunable.take

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -317,7 +318,9 @@ def test_log_prints_every_command_with_what_became_of_it(server: V1Server, contr
     assert ran.code == 0
     assert "lr scale=0.5  Applied at step 412 on all 4 processes" in ran.out
     assert '"noisy"' in ran.out
+    assert re.search(r"  by [^ ]+ \(key [0-9a-f]{8}\)  ", ran.out)
     (line,) = control("ddp-run", "log", "--json").lines
+    assert re.fullmatch(r".+ \(key [0-9a-f]{8}\)", line["issued_by"])
     assert line["id"] == participant.taken[0]["id"]
     other = Participant(server, "quiet")
     assert "No command" in control("quiet", "log").err

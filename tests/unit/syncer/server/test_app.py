@@ -257,6 +257,7 @@ def test_a_database_is_durable_before_it_answers(tmp_path: Path) -> None:
 def test_an_older_database_is_migrated_and_a_newer_one_refused(tmp_path: Path) -> None:
     path = tmp_path / "d.sqlite3"
     older = sqlite3.connect(path)
+    older.executescript(f"{MIGRATIONS[0]}; PRAGMA user_version = 1")
     older.close()
     Database(path).close()
     again = sqlite3.connect(path)

@@ -417,6 +417,24 @@ def test_a_result_is_read_back_with_all_that_it_said(desk: Desk) -> None:
     ]
 
 
+def test_who_submitted_approved_and_cancelled_is_kept(desk: Desk) -> None:
+    careful = desk.register(requires_approval=True)
+    command = desk.submit(capability={"id": careful, "kind": "capability"})
+    for verb in ("approve", "cancel"):
+        desk.post(f"commands/{command['id']}/{verb}", {"fingerprint": command["fingerprint"]})
+    read = desk.get(command)
+    name = read["submitted_by"]
+    assert name.startswith("test (key ") and "submitted_by" not in read["request"]
+    assert [(line["event"], line["by"]) for line in read["history"]] == [
+        ("submitted", name),
+        ("approved", name),
+        ("cancelled", name),
+    ]
+    begun = desk.begun()
+    assert begun["submitted_by"] == name, "whoever carries it out is told"
+    assert [line["by"] for line in desk.get(begun)["history"]] == [name, "", ""]
+
+
 def test_a_result_that_is_sent_twice_counts_once(desk: Desk) -> None:
     command = desk.begun()
     assert desk.report(command)["resulting_state_revision"] == "1"
