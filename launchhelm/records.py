@@ -208,7 +208,8 @@ class Outcome:
         body: dict[str, Any] = {"cmd": self.command, "state": self.state}
         for name in _OUTCOME_FIELDS:
             value = getattr(self, name)
-            if value is not None and value != "" and value != () and value != {}:
+            # What a handler returned is told as it is, also {} and "".
+            if value is not None and (name == "result" or value not in ("", (), {})):
                 body[name] = list(map(list, value)) if name == "failures" else value
         return body
 
