@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+NOTING_JOB = ROOT / "tests" / "support" / "noting_job.py"
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,15 @@ class Job:
     said: str
 
 
+def torchrun(ranks: int, script: Path, *arguments: object) -> list[str]:
+    """Return the command for a network of its own, in which any port is free."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"),
+        *("--master_addr=127.0.0.1", "--master_port=29500"),
+        *(str(script), *map(str, arguments)),
+    ]
+
+
 def run_job(
     command: Sequence[str],
     directory: Path,
@@ -29,6 +41,18 @@ def run_job(
     timeout_s: float = 100.0,
 ) -> Job:
     """Run a command; it and all that it started are gone on return, however it ended."""
+    with started_job(command, directory, environment) as process:
+        return end_of_job(process, timeout_s=timeout_s)
+
+
+@contextlib.contextmanager
+def started_job(
+    command: Sequence[str], directory: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a command; it and all that it started are gone at the end of the block.
+
+    An error that leaves the block gets what the command said as a note.
+    """
     mark = f"JOB_OF_A_TEST={uuid.uuid4().hex}"
     process = subprocess.Popen(
         command,
@@ -47,11 +71,23 @@ def run_job(
         text=True,
     )
     try:
-        said, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        said = f"no end within {timeout_s:g} s"
+        yield process
+    except BaseException as error:
+        _kill(mark)
+        error.add_note(f"The job said:\n{process.communicate()[0]}")
+        raise
     finally:
         _kill(mark)
+        process.communicate()
+
+
+def end_of_job(process: subprocess.Popen[str], *, timeout_s: float = 100.0) -> Job:
+    """Wait for the end of a started job."""
+    try:
+        said, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said = f"no end within {timeout_s:g} s"
     return Job(process.wait(), said)
 
 
