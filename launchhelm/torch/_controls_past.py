@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from launchhelm.store.reader import Reader
-from launchhelm.torch._controls import LearningRate, StateControl
+from launchhelm.torch._controls import StateControl, is_number
+from launchhelm.torch._learning_rate import LearningRate
 
 
 @dataclass(slots=True)
@@ -53,7 +54,7 @@ class Commanded:
                 continue
             self.values[group] = after
             factor = self.factors.get(group, 1.0)
-            if factor is None or not _is_number(before) or not _is_number(after) or not before:
+            if factor is None or not is_number(before) or not is_number(after) or not before:
                 self.factors[group] = None
             else:
                 self.factors[group] = factor * (after / before)
@@ -159,12 +160,8 @@ def _per_group(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _same(one: Any, other: Any) -> bool:
-    if _is_number(one) and _is_number(other):
+    if is_number(one) and is_number(other):
         return math.isclose(one, other, rel_tol=1e-6)
     return bool(one == other)
 

@@ -67,6 +67,7 @@ class Series:
     def __init__(self) -> None:
         self.log_every = 1
         self.grad_norm: float | None = None
+        self.skipped_steps: int | None = None
         self._optimizer: Any = None
         self._scaler: Any = None
         self._logged: dict[str, list[Any]] = {"lr": [], "weight_decay": []}
@@ -112,6 +113,8 @@ class Series:
             body["train/loss"] = taken(loss)
         if due and self.grad_norm is not None:
             body["optim/grad_norm"] = self.grad_norm
+        if due and self.skipped_steps is not None:
+            body["optim/skipped_steps"] = self.skipped_steps
         if self._optimizer is not None:
             self._rates("lr", body, due)
             self._rates("weight_decay", body, due)
@@ -193,26 +196,3 @@ def as_float64(value: Any) -> tuple[torch.Tensor, str]:
     except Exception as error:  # The value may be of any class of the script.
         why = f"{type(value).__name__} is no number ({error})"[:200]
     return torch.full((length,), math.nan, dtype=torch.float64), why
-
-
-def clip(model: Any, optimizer: Any, limit: float | None) -> float:
-    """Clip the gradients of an optimizer's parameters in place; only measure them without a limit.
-
-    Returns:
-        Their norm before that. Waits for the device.
-    """
-    if hasattr(model, "_fsdp_wrapped_module") or type(model).__name__ == "FullyShardedDataParallel":
-        # Its parameters are shards: only the module itself knows the norm of all of them.
-        return float(model.clip_grad_norm_(math.inf if limit is None else limit))
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    if limit is not None:
-        norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
-    else:
-        norms = [torch.linalg.vector_norm(p.grad) for p in parameters if p.grad is not None]
-        if not norms:
-            return 0.0
-        device = norms[0].device
-        norm = torch.linalg.vector_norm(torch.stack([each.to(device) for each in norms]))
-    if hasattr(norm, "full_tensor"):
-        norm = norm.full_tensor()
-    return float(norm)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from launchhelm.torch._controls import Payload, StateControl, canonical
+from launchhelm.torch._controls import Control, Payload, StateControl, canonical
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,33 +21,45 @@ class Plant:
     """A registry of controls. All methods are called on the thread that trains."""
 
     def __init__(self) -> None:
-        self._controls: dict[str, StateControl] = {}
+        self._controls: dict[str, Control] = {}
+        self._states: dict[str, StateControl] = {}
 
-    def add(self, control: StateControl) -> None:
+    def add(self, control: Control) -> None:
         """Register a control; one of the same name is replaced."""
         self._controls[control.name] = control
+        if isinstance(control, StateControl):
+            self._states[control.name] = control
 
     def remove(self, name: str) -> None:
         """Forget a control, if it is there."""
         self._controls.pop(name, None)
+        self._states.pop(name, None)
 
     def __contains__(self, name: str) -> bool:
         return name in self._controls
 
-    def control(self, name: str) -> StateControl:
-        """Return a control that is there."""
-        return self._controls[name]
+    def state(self, name: str) -> StateControl | None:
+        """Return the control of that name, None when there is none or it runs a handler."""
+        return self._states.get(name)
 
     def values(self) -> dict[str, Any]:
         """Return what every control holds now, as people know it."""
         values: dict[str, Any] = {}
-        for control in self._controls.values():
+        for control in self._states.values():
             values.update(control.values())
         return values
 
     def values_of(self, name: str) -> Mapping[str, Any]:
-        """Return what one control holds now."""
-        return self._controls[name].values()
+        """Return what one control holds now; nothing for a handler."""
+        control = self._states.get(name)
+        return control.values() if control is not None else {}
+
+    def look_again(self, name: str, changes: Mapping[str, Any]) -> str:
+        """Say why what a command changed is not in effect one step later, "" when it is."""
+        control, change = self._states.get(name), changes.get(name)
+        if control is None or change is None:
+            return ""
+        return control.look_again(change["old"], change["new"])
 
     # What the exchange calls.
 
@@ -60,7 +72,7 @@ class Plant:
 
     def snapshot(self, name: str, payload: Payload) -> Snapshot:
         """Remember all that the command may change."""
-        control = self._controls[name]
+        control = self._states[name]
         return Snapshot(control, control.snapshot())
 
     def apply(self, name: str, payload: Payload, step: int) -> Mapping[str, Any]:
@@ -69,7 +81,7 @@ class Plant:
 
     def read_back(self, name: str, payload: Payload) -> str:
         """Return what is in effect now, as one text to compare across ranks."""
-        return canonical(self._controls[name].state())
+        return canonical(self._states[name].state())
 
     def restore(self, snapshot: object) -> None:
         """Put back exactly what `snapshot` remembered."""
@@ -83,5 +95,5 @@ class Plant:
         return {word: {"old": old[word], "new": new[word]} for word in new}
 
     def kind(self, name: str) -> Literal["state", "handler"]:
-        """Return `state`: every control here can be rolled back."""
-        return "state"
+        """Say whether what a control does can be taken back."""
+        return "handler" if name in self._controls and name not in self._states else "state"

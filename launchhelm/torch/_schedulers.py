@@ -34,6 +34,8 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
+from launchhelm.torch._groups import Groups, copied, is_proven, proof, write
+
 _FROM_CURRENT = (
     *(ConstantLR, CosineAnnealingLR, ExponentialLR, LinearLR),
     *(MultiStepLR, PolynomialLR, StepLR),
@@ -43,7 +45,6 @@ _FROM_CURRENT = (
 _FLOAT32 = torch.finfo(torch.float32)
 
 Rate = float | torch.Tensor
-Group = dict[str, Any]  # Any: torch's own type for the entries of param_groups.
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ _UNTOUCHED = _Slot()
 class RatesSnapshot:
     """All that `Rates.restore` needs to undo a change exactly."""
 
-    rates: tuple[Rate, ...]
+    rates: tuple[tuple[Rate, ...], ...]
+    """Per group, first that of the innermost optimizer."""
     slots: Mapping[int, _Slot]
     ours: frozenset[int]
 
@@ -99,13 +101,21 @@ class Rates:
     Args:
         optimizer: Anything with torch's `param_groups`.
         scheduler: Its outermost scheduler, of any class with `step`; hooked until `unhook`.
+
+    Attributes:
+        groups: Those of the optimizer and of what it wraps.
+        optimizer: The one of them that the scheduler works on, else the innermost.
     """
 
     def __init__(self, optimizer: Any, scheduler: Any = None) -> None:
-        self.optimizer = optimizer
+        self.groups = Groups(optimizer)
+        scheduled = getattr(scheduler, "optimizer", None)
+        is_inside = any(scheduled is each for each in self.groups.chain)
+        self.optimizer: Any = scheduled if is_inside else self.groups.chain[-1]
         self.scheduler = scheduler
         self._slots: dict[int, _Slot] = {}
         self._inside = False
+        self._overwritten: set[int] = set()
         self.has_schedule = scheduler is not None and not isinstance(scheduler, ReduceLROnPlateau)
         self._unhook = _hook(scheduler, self) if self.has_schedule else None
 
@@ -121,7 +131,7 @@ class Rates:
 
     def now(self) -> list[float]:
         """Return the rate of each group. Waits for the device where a rate is a tensor there."""
-        return [float(group["lr"]) for group in self.optimizer.param_groups]
+        return self.groups.read("lr")
 
     def multipliers(self) -> list[float]:
         """Return the multiplier of each group."""
@@ -210,20 +220,23 @@ class Rates:
     def apply(self, changes: Sequence[Change]) -> None:
         """Carry a plan out."""
         for change in changes:
-            group = self.optimizer.param_groups[change.group]
+            index = change.group
             # Copied before the write: a tensor is changed in place.
-            scheduled = _copy(self._scheduled(change.group))
-            written = _write(group, change.rate)
+            scheduled = copied(self._scheduled(index))
+            for group in self.groups.all(index):
+                write(group, "lr", change.rate)
+            written = proof(self.optimizer.param_groups[index]["lr"])
+            self._overwritten.discard(index)
             if self.has_schedule:
-                self._slots[change.group] = _Slot(
-                    change.multiplier, scheduled, written, change.held
-                )
+                self._slots[index] = _Slot(change.multiplier, scheduled, written, change.held)
 
     def snapshot(self) -> RatesSnapshot:
         """Remember rates and multipliers."""
-        groups = self.optimizer.param_groups
         return RatesSnapshot(
-            rates=tuple(_copy(group["lr"]) for group in groups),
+            rates=tuple(
+                tuple(copied(group["lr"]) for group in self.groups.all(index))
+                for index in range(self.group_count)
+            ),
             slots=dict(self._slots),
             ours=frozenset(index for index in self._slots if self._is_ours(index)),
         )
@@ -231,9 +244,11 @@ class Rates:
     def restore(self, snapshot: RatesSnapshot) -> None:
         """Put back exactly what the snapshot saw."""
         slots = dict(snapshot.slots)
-        for index, rate in enumerate(snapshot.rates):
-            written = _write(self.optimizer.param_groups[index], rate)
+        for index, rates in enumerate(snapshot.rates):
+            for group, rate in zip(self.groups.all(index), rates, strict=True):
+                write(group, "lr", rate)
             if index in snapshot.ours:
+                written = proof(self.optimizer.param_groups[index]["lr"])
                 slots[index] = replace(slots[index], written=written)
         self._slots = slots
 
@@ -248,10 +263,12 @@ class Rates:
         try:
             for index, slot in self._slots.items():
                 group = self.optimizer.param_groups[index]
-                scheduled = _copy(self._scheduled(index))
-                before[index] = (scheduled, _copy(group["lr"]))
+                scheduled = copied(self._scheduled(index))
+                before[index] = (scheduled, copied(group["lr"]))
+                if not self._is_ours(index):
+                    self._overwritten.add(index)
                 if slot.multiplier != 1.0 or slot.held:
-                    _write(group, scheduled)
+                    write(group, "lr", scheduled)
             return step()
         finally:
             # Also when torch raised: a rate left unscaled would be a change nobody asked for.
@@ -262,14 +279,30 @@ class Rates:
     def _rescale(self, index: int, before: Rate, rate_before: Rate) -> None:
         group = self.optimizer.param_groups[index]
         slot = self._slots[index]
-        scheduled = _copy(group["lr"])
+        scheduled = copied(group["lr"])
         held = slot.held and float(scheduled) == float(before)
         if held or (not isinstance(scheduled, torch.Tensor) and scheduled == before):
             # The schedule stands still, so the rate does too, to the last bit.
-            written = _write(group, rate_before)
+            written = write(group, "lr", rate_before)
         else:
-            written = _write(group, scheduled * slot.multiplier)
+            written = write(group, "lr", scheduled * slot.multiplier)
         self._slots[index] = replace(slot, scheduled=scheduled, written=written, held=held)
+
+    def is_lost(self, index: int, old: float, new: float) -> bool:
+        """Whether a command took a group's rate from old to new, and somebody else wrote it since.
+
+        Ask when optimizer and scheduler have moved once.
+        """
+        now = float(self.groups.real(index)["lr"])
+        if not self.has_schedule:
+            # What is left is ReduceLROnPlateau, which may have reduced it.
+            return not (_close(now, new) or (self.scheduler is not None and old != now < new))
+        if index in self._overwritten or not self._is_ours(index):
+            return True
+        # An inner optimizer has the rate of its last step, or the next one already.
+        return not (
+            _close(now, new) or _close(now, float(self.optimizer.param_groups[index]["lr"]))
+        )
 
     def effective(self, last: Sequence[Any]) -> list[Any]:
         """Scale what `get_last_lr` of the scheduler returns, so that it says what is in effect."""
@@ -279,7 +312,7 @@ class Rates:
         if len(last) != len(groups):
             return list(last)
         return [
-            _copy(groups[index]["lr"])
+            copied(groups[index]["lr"])
             if self._slot(index).held or self._is_ours(index)
             else rate * self._slot(index).multiplier
             for index, rate in enumerate(last)
@@ -292,7 +325,7 @@ class Rates:
         """Whether the group's rate is still the one that we wrote."""
         slot = self._slot(index)
         rate = self.optimizer.param_groups[index]["lr"]
-        return slot.scheduled is not None and _same(slot.written, rate)
+        return slot.scheduled is not None and is_proven(slot.written, rate)
 
     def _scheduled(self, index: int) -> Rate:
         """Return the group's rate without the multiplier.
@@ -301,9 +334,13 @@ class Rates:
         """
         slot = self._slot(index)
         rate: Rate = self.optimizer.param_groups[index]["lr"]
-        if slot.scheduled is not None and _same(slot.written, rate):
+        if slot.scheduled is not None and is_proven(slot.written, rate):
             return slot.scheduled
-        return rate if slot.multiplier == 1.0 else _copy(rate) / slot.multiplier
+        return rate if slot.multiplier == 1.0 else copied(rate) / slot.multiplier
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-6)
 
 
 def unsound(change: Change) -> str:
@@ -320,33 +357,6 @@ def unsound(change: Change) -> str:
 
 def _fits(number: float) -> bool:
     return _FLOAT32.smallest_normal * _FLOAT32.eps <= number <= _FLOAT32.max
-
-
-def _copy(rate: Any) -> Any:
-    return rate.detach().clone() if isinstance(rate, torch.Tensor) else rate
-
-
-def _write(group: Group, rate: Rate) -> object:
-    """Set a group's rate and return the proof that it was us. A tensor is changed in place."""
-    current = group["lr"]
-    if isinstance(current, torch.Tensor):
-        with torch.no_grad():
-            if isinstance(rate, torch.Tensor):
-                current.copy_(rate)
-            else:
-                current.fill_(rate)
-        return current, current._version
-    group["lr"] = rate
-    return rate
-
-
-def _same(written: object, rate: Rate) -> bool:
-    # Comparing the value of a tensor would wait for its device; identity and version do not.
-    if isinstance(rate, torch.Tensor):
-        return (
-            isinstance(written, tuple) and written[0] is rate and bool(written[1] == rate._version)
-        )
-    return written == rate
 
 
 def _hook(scheduler: Any, rates: Rates) -> Callable[[], None]:

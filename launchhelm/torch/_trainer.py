@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final
 
@@ -19,26 +20,20 @@ from launchhelm import _endings
 from launchhelm.models import Document
 from launchhelm.records import Command
 from launchhelm.run import Run
+from launchhelm.torch._built_in import DEFAULT_CONTROLS, BuiltIn, require_watchable
+from launchhelm.torch._clipping import Clipping
+from launchhelm.torch._beats import Beats
 from launchhelm.torch._collective import Links
-from launchhelm.torch._controls import (
-    LearningRate,
-    StateControl,
-    Tunable,
-    TunableControl,
-    TunableValue,
-)
+from launchhelm.torch._controls import Control
 from launchhelm.torch._controls_past import Commanded, commanded, kept, undone
 from launchhelm.torch._desk import Panel, TrainingDesk
 from launchhelm.torch._errors import DivergedStateError
 from launchhelm.torch._exchange import ControlStatus, Exchange
-from launchhelm.torch._metrics import Series, as_float64, clip, taken
+from launchhelm.torch._flow import HOLD_S, FlowHolder, Ping, TrainingStopped
+from launchhelm.torch._metrics import Series, as_float64, taken
 from launchhelm.torch._participant import RankFacts
 from launchhelm.torch._plant import Plant
-from launchhelm.torch._schedulers import Rates
-
-DEFAULT_CONTROLS: Final = ("lr", "weight_decay", "grad_clip", "dropout", "checkpoint")
-KNOWN_CONTROLS: Final = (*DEFAULT_CONTROLS, "eval")
-"""Names that `watch` accepts. Those that this version does not have yet are not advertised."""
+from launchhelm.torch._tunables import Tunable, TunableControl, TunableValue
 
 REDUCTIONS: Final = ("mean", "sum", "min", "max")
 
@@ -79,10 +74,9 @@ class Trainer:
         self.on_partial_failure = on_partial_failure
         self.capabilities: dict[str, Document] = {}
         self._links = links
-        self._step, self._grad_clip, self._kept_tunables = kept(run.restored)
-        self._model: Any = None
-        self._optimizer: Any = None
-        self._rates: Rates | None = None
+        if links is not None:
+            links.beats = Beats(run.directory, run.attempt.number)
+        self._step, limit, self._kept_tunables = kept(run.restored)
         self._tunables: dict[str, Tunable] = {}
         self._plant = Plant()
         self._desk: TrainingDesk | None = None
@@ -91,6 +85,7 @@ class Trainer:
         self._series = Series() if control.is_coordinator or log_ranks == "all" else None
         self._progress = run.recorder.progress
         self._exchange: Exchange | None = None
+        notice = _noticing(run, control.is_coordinator)
         status = ControlStatus(on=False, why='control="off"')
         if not control_off:
             self._exchange = Exchange(
@@ -98,13 +93,23 @@ class Trainer:
                 desk=self._desk,
                 plant=self._plant,
                 progress=self._progress,
-                notice=_noticing(run, control.is_coordinator),
+                notice=notice,
                 control_every=control_every,
                 on_partial_failure=on_partial_failure,
                 on_divergence=on_divergence,
             )
             status = self._exchange.status
         self._panel = Panel(run, self._plant, status) if control.is_coordinator else None
+        self._built_in = BuiltIn(
+            offer=self._offer,
+            withdraw=self._plant.remove,
+            limit=limit,
+            world_size=control.world_size,
+            log=self._log_here,
+            notice=notice,
+        )
+        self._clipping, self._flow = self._built_in.clipping, self._built_in.flow
+        self._raises_stop = False
         self._odd_names: set[str] = set()
         # What earlier attempts were commanded, until it is known whether it is still in effect.
         self._past: dict[str, Commanded] = {}
@@ -118,6 +123,8 @@ class Trainer:
         self._reason = "the process ended without finish()"
         self._has_stepped = False
         self._has_ended = False
+        if not control_off:
+            self._offer(Ping())
         # However this process ends, the run's end is where the other ranks are told.
         run.before_finish(self._leave)
 
@@ -129,7 +136,12 @@ class Trainer:
     @property
     def grad_clip(self) -> float | None:
         """The limit that `clip_grad_norm_` uses when it is given none."""
-        return self._grad_clip
+        return self._clipping.limit
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a `stop` command has landed; true on every rank from the same step on."""
+        return self._flow.now.stop_requested
 
     @property
     def is_coordinator(self) -> bool:
@@ -146,6 +158,7 @@ class Trainer:
         log_every: int = 1,
         controls: Iterable[str] = DEFAULT_CONTROLS,
         eval_fn: Callable[[], Any] | None = None,
+        on_stop: str = "flag",
     ) -> None:
         """Log these objects and make them controllable. Every rank calls it; not collective.
 
@@ -155,49 +168,34 @@ class Trainer:
             model: What is trained; no hook is put on it.
             optimizer: Whatever has torch's `param_groups`.
             scheduler: The outermost scheduler; its `step` keeps commanded rates in proportion.
-            scaler: A gradient scaler, logged as `loss_scale`.
+            scaler: A gradient scaler, logged as `loss_scale`; `clip_grad_norm_` then unscales.
             log_every: Log at steps that this divides.
             controls: Which controls to offer.
-            eval_fn: Reserved for the `eval` control.
+            eval_fn: What the `eval` control calls on every rank; it is offered when this is given.
+            on_stop: What a `stop` command does: "flag" makes `stop_requested` true, "raise" also
+                raises TrainingStopped in `step`, on every rank.
 
         Raises:
-            ValueError: An unknown control, or log_every below 1.
-            TypeError: The optimizer has no param_groups, or the scheduler no step.
+            ValueError: An unknown control or `on_stop`, `eval` without eval_fn, log_every below 1.
+            TypeError: The optimizer has no param_groups, the scheduler no step, eval_fn is no
+                function.
         """
         wanted = tuple(controls)
-        for name in wanted:
-            if name not in KNOWN_CONTROLS:
-                known = ", ".join(KNOWN_CONTROLS)
-                raise ValueError(f"Unknown control {name!r}; there are {known}.")
+        require_watchable(optimizer, scheduler, wanted, eval_fn, on_stop)
         if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 1:
             raise ValueError(f"log_every must be an integer of at least 1, got {log_every!r}.")
-        if not isinstance(getattr(optimizer, "param_groups", None), Sequence):
-            raise TypeError(f"A {type(optimizer).__name__} has no param_groups to watch.")
-        if scheduler is not None and not callable(getattr(scheduler, "step", None)):
-            raise TypeError(f"A {type(scheduler).__name__} has no step() to follow.")
         # Clipping is part of training and goes on after the end of the run.
-        self._model, self._optimizer = model, optimizer
+        self._clipping.watch(model, optimizer, scaler)
         if self._has_ended:
             return
+        self._raises_stop = on_stop == "raise"
         try:
-            self._watch_rates(optimizer, scheduler, "lr" in wanted)
+            self._built_in.watch(model, optimizer, scheduler, wanted, eval_fn)
             if self._series is not None:
                 self._series.watch(optimizer, scaler, log_every)
             self._note_values()
         except Exception as error:
             self._fault("watch", error)
-
-    def _watch_rates(self, optimizer: Any, scheduler: Any, wanted: bool) -> None:
-        old = self._rates
-        if wanted and old and old.optimizer is optimizer and old.scheduler is scheduler:
-            return  # Watched again: the multipliers that were commanded stay.
-        if old is not None:
-            old.unhook()
-        self._rates = None
-        self._plant.remove(LearningRate.name)
-        if wanted:
-            self._rates = Rates(optimizer, scheduler)
-            self._offer(LearningRate(self._rates))
 
     def step(
         self,
@@ -222,6 +220,7 @@ class Trainer:
         Raises:
             DivergedStateError: A command ended differently on some rank; raised on every rank, and
                 again by each later call, unless on_partial_failure="continue".
+            TrainingStopped: A `stop` command has landed; with watch(on_stop="raise") only.
             TypeError: The step is no int, or a metric's name no string.
         """
         if self._has_ended:
@@ -250,19 +249,47 @@ class Trainer:
         if self._exchange is not None:
             try:
                 self._exchange.on_call(number)
+                if self._flow.now.paused:
+                    self._hold(self._exchange, number)
             except DivergedStateError as error:
                 self._failure = error
                 self._note_values()
                 raise
         if self._panel is not None:
             self._look(self._panel, number, now)
+        if self._raises_stop and self._flow.now.stop_requested:
+            raise TrainingStopped(f"A stop command landed at step {number}.")
+
+    def _hold(self, exchange: Exchange, number: int) -> None:
+        """Wait at this step, on every rank alike, until a command or the loss of control ends it.
+
+        The ranks go from exchange to exchange meanwhile, so none waits long in a collective.
+        """
+        before = self._progress.phase
+        self._progress.phase, self._progress.phase_since = "paused", time.monotonic()
+        if self._desk is not None:
+            self._desk.paused = True
+        try:
+            while self._flow.now.paused and exchange.status.on and not self._has_ended:
+                if self._panel is not None:
+                    self._look(self._panel, number, time.monotonic())
+                exchange.idle(number, HOLD_S)
+        finally:
+            if self._desk is not None:
+                self._desk.paused = False
+            self._progress.phase, self._progress.phase_since = before, time.monotonic()
+            # Without control nobody could resume.
+            self._flow.now = replace(self._flow.now, paused=False)
 
     def _tell_undone(self) -> None:
         """Say which commands of earlier attempts this one lost. The script has loaded its state."""
         self._has_new_control = False
-        for name in [name for name in self._past if name in self._plant]:
+        for name in list(self._past):
+            control = self._plant.state(name)
+            if control is None:
+                continue
             try:
-                text = undone(self._plant.control(name), self._past.pop(name))
+                text = undone(control, self._past.pop(name))
                 if text and self._desk is not None:
                     text += " Send the command again to have it back."
                 if text:
@@ -298,16 +325,30 @@ class Trainer:
         if body:
             self.run.log(body, step=number)
 
-    def _log_effects(self, landed: list[Command], number: int) -> None:
+    def _log_effects(self, landed: list[tuple[Command, Mapping[str, Any]]], number: int) -> None:
         """Record what commands came to, now that optimizer and scheduler have moved once."""
+        newest: set[str] = set()
         while landed:
-            command = landed.pop()
+            command, changes = landed.pop()
             try:
                 values = self._plant.values_of(command.name)
                 body = {"cmd": command.id, "step": number, "values": values}
-                self.run.recorder.append("effect", body, step=number)
+                # Of several since the last step, only the newest can still be in effect.
+                lost = ""
+                if command.name not in newest:
+                    lost = self._plant.look_again(command.name, changes)
+                newest.add(command.name)
+                if lost:
+                    body["not_effective"] = lost
+                    _noticing(self.run, self.is_coordinator)(lost)
+                if values:
+                    self.run.recorder.append("effect", body, step=number)
             except Exception as error:
                 self._fault("effect", error)
+
+    def _log_here(self, values: Mapping[str, Any]) -> None:
+        if self._series is not None:
+            self.run.log(values, step=self._step)
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None) -> bool:
         """Log values at one step; a rank that does not log returns True at once.
@@ -431,24 +472,52 @@ class Trainer:
     def clip_grad_norm_(self, max_norm: float | None = None) -> float:
         """Clip the gradients of the watched optimizer, or only measure them without a limit.
 
+        With a watched scaler they are unscaled first, unless the script did that. Gradients that
+        are sharded by torch are clipped to the norm of all shards; every rank calls it then.
+
         Args:
             max_norm: The limit; default: `grad_clip`, else none.
 
         Returns:
-            The norm before clipping, logged at the next `step`. Waits for the device.
+            The norm before clipping, logged at the next `step`; that of a step which the scaler
+            skips is not logged but counted. Waits for the device.
 
         Raises:
-            RuntimeError: Nothing is watched yet.
+            RuntimeError: Nothing is watched yet, the gradients are sharded in a way that is not
+                known, or the scaler was stepped already.
         """
-        if self._optimizer is None and self._has_ended:
-            return math.nan
-        if self._optimizer is None:
+        if not self._clipping.is_ready:
+            if self._has_ended:
+                return math.nan
             raise RuntimeError("clip_grad_norm_() needs watch(model, optimizer) first.")
-        limit = self._grad_clip if max_norm is None else max_norm
-        norm = clip(self._model, self._optimizer, limit)
+        norm = self._clipping.clip(max_norm)
         if self._series is not None:
-            self._series.grad_norm = norm
+            self._series.grad_norm = self._clipping.norm
+            if self._clipping.has_scaler:
+                self._series.skipped_steps = self._clipping.skipped
         return norm
+
+    def register_dropout(
+        self, name: str, *, get: Callable[[], float], set: Callable[[float], object]
+    ) -> None:
+        """Let the `dropout` control reach a dropout that is no module of torch's dropout classes.
+
+        Every rank calls it; not collective. One of the same name is replaced.
+
+        Args:
+            name: For people.
+            get: Returns the probability now.
+            set: Takes another one; `get` must return it then.
+
+        Raises:
+            TypeError: The name is no string, or `get` or `set` no function.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a string, got {type(name).__name__}.")
+        if not callable(get) or not callable(set):
+            raise TypeError("get and set must be functions: get() -> p, set(p).")
+        if not self._has_ended:
+            self._built_in.sites.register(name, get, set)
 
     def finish(self, *, close_run: bool = True, timeout: float = 30.0) -> None:
         """End this rank's part of the run. Not collective; idempotent; never raises.
@@ -463,9 +532,7 @@ class Trainer:
     def _leave(self) -> None:
         """Let go of the other ranks, at the start of the run's end."""
         self._has_ended = True
-        if self._rates is not None and all(each == 1.0 for each in self._rates.multipliers()):
-            # A commanded rate must survive our end, so then the scheduler stays hooked.
-            self._rates.unhook()
+        self._built_in.let_go()
         if self._exchange is not None:
             self._exchange.finish(self._reason)
         elif self._links is not None:
@@ -488,7 +555,7 @@ class Trainer:
         # A copy, in this process or another, must not log what the original logs.
         return _inert, (type(self), self.control, self.log_ranks, self._step, self.run)
 
-    def _offer(self, control: StateControl) -> None:
+    def _offer(self, control: Control) -> None:
         self._plant.add(control)
         self._has_new_control = bool(self._past)
         if self._desk is not None:
@@ -525,7 +592,7 @@ def _inert(kind: type[Trainer], control: RankFacts, log_ranks: str, step: int, r
     copy.on_partial_failure = "raise"
     copy.capabilities = {}
     copy._step = step
-    copy._grad_clip = None
-    copy._optimizer = copy._model = copy._series = copy._panel = None
+    copy._clipping, copy._flow = Clipping(None, 1), FlowHolder()
+    copy._series = copy._panel = None
     copy._has_ended = True
     return copy

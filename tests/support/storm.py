@@ -36,7 +36,7 @@ def train(
     from torch.nn.parallel import DistributedDataParallel
 
     import launchhelm.torch as lht
-    from launchhelm.torch._controls import Tunable
+    from launchhelm.torch import Tunable
 
     if rank == FRAGILE_RANK:
         take = Tunable.take
@@ -173,7 +173,7 @@ INVALID: list[tuple[str, dict[str, Any]]] = [
     ("set_gain", {"value": 1.5}),
     ("set_mode", {"value": "loud"}),
     ("set_nothing", {"value": 1}),
-    ("weight_decay", {"value": 0.1}),
+    ("weight_decay", {"value": -0.1}),
 ]
 
 

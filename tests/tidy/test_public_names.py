@@ -25,7 +25,7 @@ LAUNCHHELM = {
     "init",
     "scalar",
 }
-TORCH = {"DivergedStateError", "Trainer", "Tunable", "init"}
+TORCH = {"DivergedStateError", "Trainer", "TrainingStopped", "Tunable", "init"}
 
 
 def test_launchhelm_exports_the_documented_names() -> None:

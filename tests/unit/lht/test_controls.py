@@ -13,9 +13,11 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 
 from launchhelm.controls import schema
-from launchhelm.torch._controls import LearningRate, Tunable, TunableControl, canonical, capability
+from launchhelm.torch._controls import canonical, capability
+from launchhelm.torch._learning_rate import LearningRate
 from launchhelm.torch._plant import Plant
 from launchhelm.torch._schedulers import Rates
+from launchhelm.torch._tunables import Tunable, TunableControl
 
 VECTORS = json.loads(
     (Path(__file__).parents[2] / "contract/vectors/torch.json").read_text(encoding="utf-8")

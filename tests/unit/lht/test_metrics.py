@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from launchhelm.torch._metrics import DeviceValue, Series, as_float64, clip, taken
+from launchhelm.torch._clipping import clip
+from launchhelm.torch._metrics import DeviceValue, Series, as_float64, taken
 
 
 def optimizer(*rates: float, **options: Any) -> SGD:

@@ -75,6 +75,9 @@ def test_wrong_arguments_of_init_are_refused_and_nothing_is_written(
     ("given", "error"),
     [
         ({"controls": ("lr", "speed")}, ValueError),
+        ({"controls": ("eval",)}, ValueError),
+        ({"eval_fn": 1}, TypeError),
+        ({"on_stop": "exit"}, ValueError),
         ({"controls": "lr"}, ValueError),
         ({"log_every": 0}, ValueError),
         ({"log_every": True}, ValueError),
@@ -248,16 +251,17 @@ def test_only_what_exists_is_advertised(trainer: lht.Trainer) -> None:
         eval_fn=lambda: None,
     )
     trainer.tunable("gain", 0.5)
-    assert sorted(trainer.capabilities) == ["lr", "set_gain"]
+    there_are = ["ping", "lr", "weight_decay", "grad_clip", "dropout", "eval", "set_gain"]
+    assert list(trainer.capabilities) == there_are
     offered = [record.body["name"] for record in records(on_disk(trainer), "cap")]
-    assert offered == ["lr", "set_gain"]
+    assert offered == there_are
 
 
 def test_watching_without_lr_leaves_the_scheduler_alone(trainer: lht.Trainer) -> None:
     optimizer = make_optimizer(0.1)
     scheduler = ExponentialLR(optimizer, 0.5)
     trainer.watch(torch.nn.Linear(1, 1), optimizer, scheduler, controls=())
-    assert type(scheduler) is ExponentialLR and trainer.capabilities == {}
+    assert type(scheduler) is ExponentialLR and list(trainer.capabilities) == ["ping"]
 
 
 def test_watching_again_replaces_the_objects(trainer: lht.Trainer) -> None:
@@ -314,8 +318,8 @@ def test_a_command_changes_the_rate_after_the_step_was_logged(trainer: lht.Train
     (effect,) = records(run, "effect")
     assert effect.body == {"cmd": "one", "step": at + 1, "values": {"lr": [0.05, 0.1]}}
     shown = records(run, "ctl")[-1].body
-    assert shown["values"] == {"lr": [0.05, 0.1]} and shown["step"] == at
-    assert trainer.run.desk.values == {"lr": [0.05, 0.1]}
+    assert shown["values"]["lr"] == [0.05, 0.1] and shown["step"] == at
+    assert trainer.run.desk.values == shown["values"]
 
 
 def test_a_commanded_rate_stays_when_the_same_objects_are_watched_again(

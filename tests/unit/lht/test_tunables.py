@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launchhelm.torch._controls import Tunable, TunableControl
+from launchhelm.torch._tunables import Tunable, TunableControl
 
 
 @pytest.mark.parametrize("name", ["a", "dropout_p", "x" * 64, "a1"])
