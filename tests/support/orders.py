@@ -128,6 +128,10 @@ def _dropout(dice: Dice) -> Order:
     return Order("dropout", {"p": p}, effect=lambda held: {"dropout": p})
 
 
+def _ping(dice: Dice) -> Order:
+    return Order("ping", dice.choice([{}, {"echo": "ö"}]))
+
+
 def _eval(dice: Dice) -> Order:
     return Order("eval", {}, effect=lambda held: {"eval": held["eval"] + 1})
 
@@ -175,8 +179,8 @@ KINDS: Mapping[str, Sequence[Kind]] = {
     ),
     "weight_decay": (
         _decay_of_one_group,
-        _rejected("weight_decay", {"value": 0.1, "group": 2}),
-        _refused("weight_decay", {"value": -0.1}, {}),
+        _rejected("weight_decay", {"value": 0.1, "group": 2}, {}, {"value": 0.1, "scale": 2}),
+        _refused("weight_decay", {"value": -0.1}),
     ),
     "grad_clip": (_clip, _rejected("grad_clip", {"max_norm": 0}, {"max_norm": -1.0})),
     "dropout": (
@@ -184,6 +188,7 @@ KINDS: Mapping[str, Sequence[Kind]] = {
         _rejected("dropout", {"p": 1}),
         _refused("dropout", {"p": 1.5}, {"p": True}),
     ),
+    "ping": (_ping, _refused("ping", {"text": "x"})),
     "eval": (_eval, _refused("eval", {"p": 1})),
     "set_gain": (
         _value("set_gain", 0, 0.25, 1.0),
