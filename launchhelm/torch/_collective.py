@@ -37,6 +37,7 @@ import torch
 import torch.distributed as dist
 
 from launchhelm.errors import Unavailable
+from launchhelm.torch._beats import Beat
 from launchhelm.torch._board import Board, Meeting, Met, Store, default_store, prefixed
 from launchhelm.torch._messages import (
     Cause,
@@ -49,6 +50,10 @@ _GRACE_S: Final = 0.25
 _SLOW_S: Final = 0.1
 _SLEEP_S: Final = (20e-6, 0.002)
 _GLOO_MARGIN_S: Final = 60.0
+_PATIENCE_S: Final = 45.0
+"""Three heartbeats: so long a rank in a handler may go without one, once the time is over."""
+_MOST_ASKED: Final = 16
+_HANDLER_LIMIT: Final = timedelta(days=30)
 _PROBE_TAG: Final = 0x1A2C
 _MAX_JSON_BYTES: Final = 16 << 20
 _KEPT_OPERATIONS: Final = 8
@@ -149,6 +154,7 @@ class Links:
         on: Whether the groups could be made; the same on all ranks.
         why: The reason when not.
         where: Tells (call, step) of this rank, for messages; set by the exchange.
+        beats: Returns the last heartbeats of some ranks, where there is a run to read them from.
         on_slow: Called once in a wait that passes 0.1 s, and `on_done` when that wait is over.
     """
 
@@ -169,6 +175,7 @@ class Links:
         self.on = False
         self.why = ""
         self.where: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self.beats: Callable[[Sequence[int]], Mapping[int, Beat]] = _no_beats
         self.on_slow: Callable[[], None] = _nothing
         self.on_done: Callable[[], None] = _nothing
         self._losses: list[dict[str, Any]] = []
@@ -178,6 +185,7 @@ class Links:
         self._issued: list[tuple[_Packet, Work]] = []
         self._spare = [_Packet()]
         self._told = 0
+        self._heard_at = time.monotonic()
 
     # The start.
 
@@ -304,15 +312,22 @@ class Links:
         self._wait(_kept(self._exchange.broadcast(tensor, 0, self._limit)))
         return tensor[:size].numpy().tobytes()
 
-    def gather(self, row: bytes, *, on_data: bool = False) -> list[bytes]:
-        """Exchange one row of a fixed size with every rank; rows in rank order."""
-        group = self._data if on_data else self._exchange
+    def gather(self, row: bytes, *, handler: str = "") -> list[bytes]:
+        """Exchange one row of a fixed size with every rank; rows in rank order.
+
+        Args:
+            row: Of this rank.
+            handler: The phase of ranks whose row takes as long as their handler does. Then the
+                data group is used, and the timeout counts only once such a rank no longer beats.
+        """
+        group = self._data if handler else self._exchange
         if group is None:
             assert self._data_lost is not None
             raise LinkLost(self._data_lost)
         own = torch.frombuffer(bytearray(row), dtype=torch.uint8)
         rows = [torch.empty_like(own) for _ in range(self.size)]
-        self._wait(_kept(group.allgather(rows, own, self._limit)))
+        limit = _HANDLER_LIMIT if handler else self._limit
+        self._wait(_kept(group.allgather(rows, own, limit)), data=bool(handler), handler=handler)
         return [other.numpy().tobytes() for other in rows]
 
     # The data group, which log_reduced and long handlers use.
@@ -422,9 +437,11 @@ class Links:
         # Our own deadline comes first: gloo's message names an address, ours the ranks.
         return timedelta(seconds=self.timeout_s + _GLOO_MARGIN_S)
 
-    def _wait(self, work: Work, *, data: bool = False) -> None:
+    def _wait(self, work: Work, *, data: bool = False, handler: str = "") -> None:
         """Wait in slices for an operation. Raises LinkLost."""
         start = time.monotonic()
+        give_up_at = start + self.timeout_s
+        heard: dict[int, int] = {}
         look_at, slow = start + _FIRST_LOOK_S, False
         pause_s, longest_s = _SLEEP_S
         try:
@@ -436,12 +453,16 @@ class Links:
                 if now >= look_at:
                     self._look_around(work, data)
                     look_at = now + _LOOK_S
-                if now - start > self.timeout_s:
+                if now > give_up_at:
                     self._look()
-                    raise LinkLost(self._known_cause(data) or self._silent())
+                    cause = self._known_cause(data)
+                    if cause or not handler or not self._all_beat(heard, handler):
+                        raise LinkLost(cause or self._late(now - start))
+                    give_up_at = time.monotonic() + _PATIENCE_S
                 time.sleep(pause_s)
                 pause_s = min(pause_s * 1.5, longest_s)
             work.wait()
+            self._still_meant(data)
         except RuntimeError as error:
             raise LinkLost(self._failed(error, data)) from error
         finally:
@@ -457,6 +478,16 @@ class Links:
         if cause is not None and not _completes(work, _GRACE_S):
             raise LinkLost(cause)
         self.board.put(f"at/{self.rank}", json.dumps(self.where()))
+
+    def _still_meant(self, data: bool) -> None:
+        """Refuse what came when the others have given it up, as after a stop of this process."""
+        now = time.monotonic()
+        was_long, self._heard_at = now - self._heard_at > self.timeout_s / 2, now
+        if was_long:
+            self._look()
+            for entry in self._losses:
+                if entry["what"] == ("data" if data else "exchange"):
+                    raise LinkLost(Cause(entry["kind"], tuple(entry["ranks"]), entry["text"]))
 
     def _look(self) -> None:
         self._losses += (entry for entry in self.board.news() if entry["rank"] != self.rank)
@@ -508,13 +539,38 @@ class Links:
                     dead.append(rank)
         return dead
 
-    def _silent(self) -> Cause:
-        """Name the ranks that do not wait for others themselves, here or at an earlier call."""
-        call, step = self.where()
+    def _silent(self) -> list[int]:
+        """Return the ranks that do not wait for others themselves, here or at an earlier call."""
         waiting = [rank for rank in range(self.size) if self.board.read(f"at/{rank}")]
-        silent = [rank for rank in range(self.size) if rank not in (self.rank, *waiting)]
-        names = _list([self.name_of(rank) for rank in silent]) if silent else "of unknown number"
-        text = f"rank {names} did not come to step {step} (call {call}) in {self.timeout_s:g} s"
+        return [rank for rank in range(self.size) if rank not in (self.rank, *waiting)]
+
+    def _all_beat(self, heard: dict[int, int], phase: str) -> bool:
+        """Whether all whom this wait is for are in that phase, and alive since the last look."""
+        silent = self._silent()[:_MOST_ASKED]
+        beats = self.beats(silent)
+        for rank in silent:
+            beat = beats.get(rank)
+            # A first look may find the heartbeat from before the handler; later ones may not.
+            if beat is None or (
+                rank in heard and (beat.number <= heard[rank] or beat.phase != phase)
+            ):
+                return False
+            heard[rank] = beat.number
+        return bool(silent)
+
+    def _late(self, waited_s: float) -> Cause:
+        """Name whom this wait was for, with the last word of each."""
+        call, step = self.where()
+        silent = self._silent()
+        beats = self.beats(silent[:_MOST_ASKED]) if silent else {}
+        names = [
+            f"{self.name_of(rank)} (last heard of {beats[rank]})" if rank in beats
+            else self.name_of(rank)
+            for rank in silent[:_MOST_ASKED]
+        ]  # fmt: skip
+        more = len(silent) - len(names)
+        said = (_list(names) if names else "of unknown number") + (f" and {more} more" * (more > 0))
+        text = f"rank {said} did not come to step {step} (call {call}) in {waited_s:.3g} s"
         return Cause("timeout", tuple(silent), text)
 
     def name_of(self, rank: int) -> str:
@@ -602,3 +658,7 @@ def _list(items: Sequence[object]) -> str:
 
 def _nothing() -> None:
     return None
+
+
+def _no_beats(_: Sequence[int]) -> dict[int, Beat]:
+    return {}

@@ -21,8 +21,8 @@ INTERVAL_S: Final = 15.0
 MAX_NAMES: Final = 8
 _MAX_VALUE_CHARACTERS: Final = 400
 _DIGEST_BYTES: Final = 8
-_LOOKS: Final = 2
-"""So many exchanges later the others have surely passed the one that compared."""
+_SETTLE_S: Final = 0.5
+"""After this the others have said what they hold, unless they lag; then the next time counts."""
 
 
 class Comparison:
@@ -53,7 +53,7 @@ class Comparison:
         self._notice = notice
         self._due_at = now() if wanted else float("inf")
         self._number = 0
-        self._looks = 0
+        self._look_at = float("inf")
         self._step = 0
         self._mine: dict[str, Any] = {}
         self._told: object = None
@@ -81,16 +81,16 @@ class Comparison:
         sent = own.to_bytes(_DIGEST_BYTES, "little") if is_first else None
         theirs = int.from_bytes(links.share(sent, _DIGEST_BYTES), "little")
         if is_first:
-            self._mine, self._looks, self._step = mine, _LOOKS, links.where()[1]
-            self._due_at = self._now() + INTERVAL_S
+            self._mine, self._step = mine, links.where()[1]
+            self._look_at, self._due_at = self._now() + _SETTLE_S, self._now() + INTERVAL_S
         elif own and theirs and own != theirs:
             links.board.report(self._topic, {"rank": links.rank, "values": mine})
 
     def found(self) -> int | None:
         """Rank 0: return the size of what all ranks must hear, None when that is nothing."""
-        if not self._number or not (self._looks or self.is_due):
+        if self._now() < self._look_at:
             return None
-        self._looks = max(0, self._looks - 1)
+        self._look_at = self._due_at
         count, entries = self._links.board.reports(self._topic)
         if not count:
             if self.diverged and self.is_due:

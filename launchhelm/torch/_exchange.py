@@ -441,7 +441,8 @@ class Exchange:
 
     def _gather(self, action: Gather) -> tuple[Row, ...]:
         assert self._links is not None
-        rows = self._links.gather(_pack_row(action.row), on_data=action.handler)
+        handler = f"in {self._under_way.name}" if action.handler else ""
+        rows = self._links.gather(_pack_row(action.row), handler=handler)
         return tuple(_unpack_row(row) for row in rows)
 
     # On this rank's controls.

@@ -23,7 +23,7 @@ def plateau(rank: int, size: int, tell: Callable[[str], None], root: str, reacti
     import launchhelm.torch as lht
     from launchhelm.torch import _comparison
 
-    _comparison.INTERVAL_S = 0.2  # type: ignore[misc]
+    _comparison.INTERVAL_S = 0.6  # type: ignore[misc]
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=2, factor=0.5)
@@ -79,7 +79,7 @@ def test_a_rate_that_schedulers_drove_apart_is_told_with_the_value_of_each_rank(
 def comes_back(rank: int, size: int, tell: Any) -> Any:
     from launchhelm.torch import _comparison
 
-    _comparison.INTERVAL_S = 0.05  # type: ignore[misc]
+    _comparison.INTERVAL_S = 1.0  # type: ignore[misc]
     loop = Loop()
     loop.exchange._pace.target_s = 0.01
     step = loop.until(lambda: loop.exchange.status.serial > 3, 1)
@@ -102,7 +102,8 @@ def test_only_what_differs_is_told_once_and_that_it_is_equal_again() -> None:
     ended = run_ranks(comes_back, 4)
     for one in ended:
         assert one.value["diverged"] == {"x": {"0": 1.0, "1": 8.0, "3": 10.0}}
-    told = [one.value["notices"] for one in ended]
+    # Ranks that still train may be told that others have left.
+    told = [[text for text in one.value["notices"] if "left after" not in text] for one in ended]
     assert len(told[1]) == len(told[3]) == 1 and not told[2]
     assert "2 of 4 ranks differ from rank 0" in told[0][0]
     assert told[0][1] == "All ranks hold equal values again."

@@ -8,6 +8,7 @@ A command's payload is its own script:
     {"value": 0.5, "fail": 1, "how": "snapshot"}    fails on rank 1: "snapshot", "half" (after the
                                                     change), "odd" (holds another value), "stuck"
                                                     (half, and cannot be taken back), "kill"
+    {"value": 0.1, "slow": 1, "by": 2.0}            a handler that takes 0.1 s, and 2 s on rank 1
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ class ScriptedPlant:
         if self._fails(payload, "kill"):
             os.kill(os.getpid(), signal.SIGKILL)
         if name == "job":
-            time.sleep(payload["value"])
+            slow = payload.get("slow") == self.rank
+            time.sleep(payload["by"] if slow else payload["value"])
             self.jobs.append(step)
             if self._fails(payload, "half"):
                 raise RuntimeError("job failed")
