@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from launchhelm import _wording
-from launchhelm.cli import _remote_run, documents
+from launchhelm.cli import _remote_decide, _remote_run, documents
 from launchhelm.cli import _remote_words as words
 from launchhelm.cli._exit import Exit, UsageError
 from launchhelm.cli._remote_run import RunOnServer, refusal_of
@@ -16,6 +17,8 @@ from launchhelm.cli.output import Output
 from syncer.api.answers import ApiError
 from syncer.connection import open_client
 from syncer.settings import Target
+
+_DECISIONS: Final = {"cancel": _remote_decide.cancel, "approve": _remote_decide.approve}
 
 
 def run(
@@ -26,14 +29,21 @@ def run(
     arguments: argparse.Namespace,
     output: Output,
 ) -> int:
-    """List controls or commands of a run on a server, or carry one command through."""
+    """List controls or commands of a run on a server, decide on one, or carry one through."""
     _require_known(arguments)
+    if name in _DECISIONS and len(fields) != 1:
+        raise UsageError(
+            f"control {name} takes a run and the id of one command.",
+            remedy=f"Write: launchhelm control --server URL RUN {name} ID",
+        )
     with _rights(), open_client(target)[0] as client:
         there = RunOnServer(client, _remote_run.find(client, target.project, selector))
         if name == "list":
             return _list(there, output)
         if name == "log":
             return _log(there, output)
+        if name in _DECISIONS:
+            return _DECISIONS[name](there, fields[0], arguments, output)
         return Sending(there, arguments, output).send(name, fields)
 
 
@@ -87,28 +97,16 @@ def _list(there: RunOnServer, output: Output) -> int:
 
 
 def _log(there: RunOnServer, output: Output) -> int:
-    names = {str(each["id"]): str(each["spec"].get("name")) for each in there.capabilities()}
+    names = there.names()
     count = 0
     for count, command in enumerate(there.client.run_commands(there.found.id), 1):  # noqa: B007
-        request = command.get("request") or {}
-        name = names.get(str((request.get("capability") or {}).get("id")), "")
         sentence = words.sentence_of(command)
         if output.json:
+            name = words.name_of(command, names)
             output.document(words.document_of(command, name, sentence))
             continue
-        payload = request.get("input")
-        payload = _wording.payload_text(payload) if isinstance(payload, Mapping) else ""
-        reason = _wording.plain(str(request.get("reason") or ""))
-        who = _wording.plain(str(command.get("submitted_by") or ""))
-        parts = [
-            f"  {sentence.mark}",
-            f"{_wording.plain(name)} {payload}".strip(),
-            output.sentence(sentence),
-            f"by {who}" if who else "",
-            f'"{reason}"' if reason else "",
-            str(command.get("id", "")),
-        ]
-        output.line("  ".join(part for part in parts if part))
+        said = [words.what_of(command, names), output.sentence(sentence), *words.why_of(command)]
+        output.line("  ".join([f"  {sentence.mark}", *filter(None, said), str(command.get("id"))]))
     if not count:
         output.say("No command has been given to this run by way of this server.")
     return Exit.DONE

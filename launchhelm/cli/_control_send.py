@@ -205,9 +205,9 @@ def _say_check(plan: _Plan, output: Output) -> int:
     return Exit.DONE
 
 
-def confirmed(output: Output) -> bool:
+def confirmed(output: Output, what: str = "Send") -> bool:
     """Ask the person at the terminal."""
-    output.stderr.write("Send? [y/N] ")
+    output.stderr.write(f"{what}? [y/N] ")
     output.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

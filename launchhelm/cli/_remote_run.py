@@ -43,7 +43,11 @@ class Found:
 
 @dataclass(frozen=True)
 class Session:
-    """Where the newest session of a participant stands; fields as a command must name them."""
+    """Where the newest session of a participant stands; fields as a command must name them.
+
+    Args:
+        open_commands: Those that were given and have not ended, as far as the server tells.
+    """
 
     epoch: str
     state_revision: str
@@ -52,6 +56,7 @@ class Session:
     step: int | None
     now: float
     ended: str
+    open_commands: int = 0
 
     @property
     def place(self) -> tuple[str, str]:
@@ -117,6 +122,10 @@ class RunOnServer:
         return list(
             self.client.list_documents("capability", scope.get("project_id", ""), self.found.id)
         )
+
+    def names(self) -> dict[str, str]:
+        """Return the name of every control that ever was, by the id of its document."""
+        return {str(each["id"]): str(each["spec"].get("name")) for each in self.capabilities()}
 
     def offers(self) -> dict[str, Offer]:
         """Return the newest offer of each control: live ones, and where none is live, all."""
@@ -242,6 +251,7 @@ def _session(answer: Json) -> Session:
     silent_s = answer.get("silent_s")
     silent_s = float(silent_s) if isinstance(silent_s, int | float) else 0.0
     step = str(answer.get("step") or "")
+    waiting = answer.get("open_commands")
     ended = str(answer.get("end_reason") or "ended") if answer.get("ended_at") else ""
     return Session(
         epoch=str(answer["epoch"]),
@@ -252,6 +262,7 @@ def _session(answer: Json) -> Session:
         # By the server's clock, which decides what has expired.
         now=seconds(answer.get("last_seen_at")) + silent_s,
         ended=ended,
+        open_commands=waiting if isinstance(waiting, int) else 0,
     )
 
 

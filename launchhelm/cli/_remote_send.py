@@ -1,4 +1,4 @@
-"""One command by way of a server, from the words typed to its outcome.
+"""One command by way of a server, from the words typed until the server has it.
 
 It is submitted under one Idempotency-Key, so that asking again after a lost answer never makes a
 second one. What the server does not answer for is said to be unknown, never guessed.
@@ -16,8 +16,8 @@ from launchhelm._ids import new_id
 from launchhelm.cli import _control_check as check
 from launchhelm.cli import _control_send as local
 from launchhelm.cli import _fields, documents
-from launchhelm.cli import _remote_words as words
 from launchhelm.cli._exit import Exit, UsageError
+from launchhelm.cli._remote_follow import MOVED, Following
 from launchhelm.cli._remote_run import Offer, RunOnServer, Session, refusal_of
 from launchhelm.cli.output import Output
 from launchhelm.records import Command
@@ -33,10 +33,6 @@ _SUBMIT_FOR_S: Final = 30.0
 
 _TRIES: Final = 4
 """How often it is put anew when other commands were applied meanwhile."""
-
-_POLL_S: Final = 0.2
-_LATER_POLL_S: Final = 1.0
-_FIRST_POLLS_S: Final = 20.0
 
 Json = dict[str, Any]
 
@@ -61,7 +57,6 @@ class Sending:
         self._arguments = arguments
         self._output = output
         self._name = ""
-        self._id = ""
 
     def send(self, name: str, fields: list[str]) -> int:
         """Carry it through; every way out says what happened to it.
@@ -93,7 +88,9 @@ class Sending:
         if sys.stdin.isatty() and not self._arguments.yes and not local.confirmed(self._output):
             self._output.say("Not sent, nothing changed.")
             return Exit.NOTHING_CHANGED
-        return self._send_and_wait(offer, payload)
+        reason = self._arguments.reason
+        given = [name, *fields, *(["--reason", reason] if reason else [])]
+        return self._send_and_wait(offer, given, payload)
 
     def _preview(self, payload: Json, session: Session) -> list[str]:
         what = f"{self._name} {_wording.payload_text(payload)}".rstrip()
@@ -116,26 +113,20 @@ class Sending:
         self._output.say("Checked only, nothing was sent.")
         return Exit.DONE
 
-    def _send_and_wait(self, offer: Offer, payload: Json) -> int:
+    def _send_and_wait(self, offer: Offer, given: list[str], payload: Json) -> int:
+        following = Following(self._there, self._arguments, self._output, self._name, given)
         try:
             command = self._submit(offer, payload)
-            self._id = str(command.get("id", ""))
-            self._output.say(f"submitted {local.clock_text()}")
-            if not self._arguments.no_wait:
-                return self._wait(command, offer)
         except _NotSent as refusal:
             return local.not_sent(str(refusal), self._output)
         except _Unanswered as silence:
-            return self._say_unknown(str(silence))
+            return self._say_unknown(str(silence), following)
         except KeyboardInterrupt:
-            which = f"Command {self._id} stays" if self._id else "If the server has it, it stays"
-            self._output.say(f"\nInterrupted. {which} and may still be applied; {self._see()}")
+            said = "\nInterrupted. If the server has it, it stays and may still be applied; "
+            self._output.say(said + following.see())
             return Exit.INTERRUPTED
-        if self._output.json:
-            self._output.document({"sent": True, "id": self._id, "state": "submitted"})
-        else:
-            self._output.line(self._id)
-        return Exit.DONE
+        self._output.say(f"submitted {local.clock_text()}")
+        return following.follow(command)
 
     # Submitting.
 
@@ -204,90 +195,25 @@ class Sending:
                 tries += 1
                 time.sleep(pause)
 
-    # Following.
-
-    def _wait(self, command: Json, offer: Offer) -> int:
-        began = said_at = time.monotonic()
-        picked_up, tries, silent_s = False, 0, None
-        timeout_s = self._arguments.timeout
-        while True:
-            execution = command.get("execution")
-            taken = (
-                execution in ("claimed", "applying") or command.get("decided_by") == "participant"
-            )
-            if taken and not picked_up:
-                picked_up = True
-                self._output.say(f"picked up {local.clock_text()}")
-            if execution in words.FINAL:
-                return self._conclude(command)
-            now = time.monotonic()
-            waited_s = now - began
-            if timeout_s is not None and waited_s >= timeout_s:
-                return self._still_waiting(command, waited_s, silent_s)
-            try:
-                if now - said_at >= local.WORD_EVERY_S:
-                    said_at = now
-                    session = self._there.session(offer.participant_id, again=True)
-                    silent_s = session.silent_s if session is not None else None
-                    sentence = words.sentence_of(command, waited_s=waited_s, silent_s=silent_s)
-                    self._output.say(str(sentence))
-                pause = _POLL_S if waited_s < _FIRST_POLLS_S else _LATER_POLL_S
-                self._sleep(pause, began, timeout_s)
-                command, tries = self._there.client.get_command(self._id), 0
-            except ApiError as error:
-                if not error.retryable and error.status != 0:
-                    self._output.say(f"Command {self._id} stays; {self._see()}")
-                    raise
-                if not tries:
-                    self._output.say(
-                        f"The server does not answer ({_wording.plain(error.message)}); "
-                        "asking again."
-                    )
-                self._sleep(pause_s(error.retry_after_s, tries), began, timeout_s)
-                tries += 1
-
-    def _sleep(self, pause: float, began: float, timeout_s: float | None) -> None:
-        if timeout_s is not None:
-            pause = max(0.0, min(pause, began + timeout_s - time.monotonic()))
-        time.sleep(pause)
-
-    def _conclude(self, command: Json) -> int:
-        sentence = words.sentence_of(command)
-        if self._output.json:
-            self._output.document(
-                {"sent": True, **words.document_of(command, self._name, sentence)}
-            )
-        else:
-            self._output.line(self._output.sentence(sentence))
-        return local.EXITS.get(words.state_of(command), Exit.UNKNOWN)
-
-    def _still_waiting(self, command: Json, waited_s: float, silent_s: float | None) -> int:
-        sentence = words.sentence_of(command, waited_s=waited_s, silent_s=silent_s)
-        if self._output.json:
-            self._output.document(
-                {"sent": True, **words.document_of(command, self._name, sentence)}
-            )
-        else:
-            self._output.line(self._output.sentence(sentence))
-        self._output.say(f"Command {self._id} stays on the server; {self._see()}")
-        return Exit.STILL_WAITING
-
-    def _say_unknown(self, said: str) -> int:
+    def _say_unknown(self, said: str, following: Following) -> int:
         sentence = f"The server did not answer: {said}"
         self._output.say(sentence)
-        self._output.say(f"Whether it has the command is not known; {self._see()}")
+        self._output.say(f"Whether it has the command is not known; {following.see()}")
         if self._output.json:
             self._output.document({"sent": None, "state": "outcome_unknown", "text": sentence})
         return Exit.UNKNOWN
 
-    def _see(self) -> str:
-        server = self._arguments.server
-        return f"see: launchhelm control --server {server} {self._there.found.id} log"
-
 
 def _warnings(session: Session) -> list[str]:
-    if not session.is_lost:
-        return []
-    heard = _wording.duration(session.silent_s)
-    valid = _wording.duration(VALID_S)
-    return [f"not heard of for {heard}; the command may wait, and expire after {valid}"]
+    said = []
+    if session.is_lost:
+        heard, valid = _wording.duration(session.silent_s), _wording.duration(VALID_S)
+        said.append(f"not heard of for {heard}; the command may wait, and expire after {valid}")
+    if session.open_commands:
+        one = session.open_commands == 1
+        before = "1 command is" if one else f"{session.open_commands:,} commands are"
+        said.append(
+            f"{before} under way; if {'it' if one else 'one'} is applied, this one is rejected "
+            f"({MOVED}) and must be sent again"
+        )
+    return said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final  # Any: JSON of the API.
 
@@ -65,7 +66,8 @@ def sentence_of(
     """
     execution = command.get("execution")
     if execution in FINAL:
-        return outcome_text(_Known(outcome_of(command)))
+        around = replace(_wording.NOTHING_KNOWN, cancelled_by=_canceller(command))
+        return outcome_text(_Known(outcome_of(command)), around)
     for_so_long = f" for {_wording.duration(waited_s)}" if waited_s is not None else ""
     heard = ""
     if silent_s is not None and silent_s > SILENT_AFTER_S:
@@ -76,6 +78,32 @@ def sentence_of(
         return Sentence(f"Waiting{for_so_long}", f": nobody has picked it up{heard}", mark="◆")
     rest = f": picked up, to act at a step that all ranks agree on{heard}"
     return Sentence(f"Waiting{for_so_long}", rest, mark="◆")
+
+
+def what_of(command: Json, names: Mapping[str, str]) -> str:
+    """Say what a command is: `lr scale=0.5`.
+
+    Args:
+        names: Of controls, by the ids of their documents.
+    """
+    request = _request(command)
+    payload = request.get("input")
+    said = _wording.payload_text(payload) if isinstance(payload, Mapping) else ""
+    return f"{_wording.plain(name_of(command, names))} {said}".strip()
+
+
+def name_of(command: Json, names: Mapping[str, str]) -> str:
+    """Return the name of the control that a command is for, "" when it is not known."""
+    capability = _request(command).get("capability")
+    id_ = capability.get("id") if isinstance(capability, Mapping) else ""
+    return names.get(str(id_), "")
+
+
+def why_of(command: Json) -> list[str]:
+    """Say who gave a command and why, as far as that is known."""
+    who = _wording.plain(str(command.get("submitted_by") or ""))
+    reason = _wording.plain(str(_request(command).get("reason") or ""))
+    return [f"by {who}"] * bool(who) + [f'"{reason}"'] * bool(reason)
 
 
 def outcome_of(command: Json) -> Outcome | None:
@@ -120,8 +148,7 @@ def changes_of(result: Any) -> dict[str, Any]:
 
 def document_of(command: Json, name: str, sentence: Sentence) -> documents.Document:
     """Return the fields of a command, and what only a server knows of it."""
-    request = command.get("request")
-    request = request if isinstance(request, Mapping) else {}
+    request = _request(command)
     payload = request.get("input")
     view = views.CommandView(
         id=str(command.get("id", "")),
@@ -166,6 +193,16 @@ class _Known:
 
     def __init__(self, outcome: Outcome | None) -> None:
         self.outcome = outcome
+
+
+def _canceller(command: Json) -> str:
+    lines = [line for line in command.get("history") or () if line.get("event") == "cancelled"]
+    return str(lines[-1].get("by") or "") if lines else ""
+
+
+def _request(command: Json) -> Json:
+    request = command.get("request")
+    return request if isinstance(request, Mapping) else {}
 
 
 def _places(listed: Any) -> dict[str, Any]:

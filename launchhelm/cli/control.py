@@ -17,10 +17,14 @@ from launchhelm.env import load_env
 DESCRIPTION = """Send one command to a running training and say what became of it.
 `control RUN list` shows what may be changed, `control RUN log` every command so far. The words
 after the name of a control are its fields: `control latest lr scale=0.5`. With --server the command
-goes to a run on that server, by way of whoever syncs it."""
+goes to a run on that server, by way of whoever syncs it; `control --server URL RUN cancel ID` takes
+one back there, and `approve ID` releases one that needs it."""
 
 SUBVERBS: Final = ("list", "log")
 """No control may be called like that. `control list RUN` is understood as well."""
+
+DECISIONS: Final = ("cancel", "approve")
+"""Likewise with --server, each with the id of a command."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +76,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if getattr(arguments, each):
             raise UsageError(f"--{each.replace('_', '-')} goes with --server.")
     view = selection.select(arguments, selector)
+    if name in DECISIONS and name not in view.capabilities:
+        raise UsageError(
+            f"control {name} goes with --server.",
+            remedy="What is in the inbox of a run directory cannot be taken back.",
+        )
     if name in SUBVERBS:
         return _list(view, output) if name == "list" else _log(view, output)
     return _control_send.send(view, name, fields, arguments, output)

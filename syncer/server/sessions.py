@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from syncer.api import routes as paths
 from syncer.api import wire
-from syncer.server import commands, documents
+from syncer.server import commands, documents, ledger, lifecycle
 from syncer.server.caller import Caller, canonical_id
 from syncer.server.documents import Document
 from syncer.server.endpoint import endpoint
@@ -116,6 +116,14 @@ def _show(server: Server, caller: Caller, request: Request, body: object) -> dic
     with server.database.read() as connection:
         participant = documents.find(connection, caller, request.path_params["id"], "participant")
         session = newest(connection, participant["id"])
+        open_count = (
+            sum(
+                lifecycle.settle(it.life, now).execution in lifecycle.OPEN
+                for it in ledger.unfinished(connection, participant["id"], session["epoch"])
+            )
+            if session is not None
+            else 0
+        )
     if session is None:
         raise not_found("The participant has not had a session.")
     shown = {
@@ -126,6 +134,7 @@ def _show(server: Server, caller: Caller, request: Request, body: object) -> dic
         "last_seen_at": wire.timestamp(session["last_seen_at"]),
         # Whoever asks has another clock.
         "silent_s": round(max(0.0, now - session["last_seen_at"]), 3),
+        "open_commands": open_count,
     }
     if session["ended_at"] is not None:
         shown |= {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
+import json
 import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -396,3 +399,31 @@ def test_commands_of_a_server_and_of_this_host_are_ordered_by_the_run(
     assert set(outcomes) == locals_ | {it["id"] for it in given}
     assert all([it.state for it in each] == ["applied"] for each in outcomes.values())
     assert sorted(job.applied) == [0.0, 1.0, 2.0, 3.0, 4.0, 10.0, 20.0, 30.0, 40.0]
+
+
+def test_two_people_at_once_on_the_server_and_on_this_host_are_ordered_by_the_run_and_both_recorded(
+    sync: SyncCommand, root: Path, job: Training, desk: Desk
+) -> None:
+    """Both type `launchhelm control` at the same time; the run decides who is first."""
+    run = job.directory.name
+    sync.environment["LAUNCHHELM_DIR"] = str(root)
+    with sync.watching(root), ThreadPoolExecutor() as people:
+        desk.capability("set_lr")
+        job.hold()
+        there = people.submit(
+            sync.once, "--server", sync.url, run, "set_lr", "lr=0.5", verb="control"
+        )
+        here = people.submit(sync.once, run, "set_lr", "lr=0.25", verb="control")
+        wait(lambda: len(list((job.directory / "control").glob("*.json"))) == 2, "both commands")
+        job.hold(False)
+        ended = [json.loads(each.result().out) for each in (there, here)]
+        assert [each.result().code for each in (there, here)] == [0, 0]
+    assert [it["state"] for it in ended] == ["applied", "applied"]
+
+    ledger = [json.loads(line) for line in sync.once(run, "log", verb="control").out.splitlines()]
+    assert {it["id"] for it in ledger} == {it["id"] for it in ended}
+    ledger.sort(key=lambda it: it["applied_at"]["step"])
+    assert [it["payload"]["lr"] for it in ledger] == job.applied, "in the order of the run"
+    givers = {it["payload"]["lr"]: it["issued_by"] for it in ledger}
+    assert givers[0.5] == f"{ended[0]['issued_by']} by way of {sync.url}"
+    assert givers[0.25] == getpass.getuser()

@@ -17,6 +17,7 @@ from launchhelm.cli import _control_send, _remote_send
 from launchhelm.cli._remote_words import changes_of, sentence_of
 from syncer.api.answers import ApiError
 from syncer.api.client import Client
+from tests.support.cli_runs import MadeRun
 from tests.support.scripted_participant import APPLIED, Participant
 from tests.support.v1_server import HandClock, V1Server, v1_server
 from tests.unit.cli.conftest import Cli, Ran
@@ -405,3 +406,132 @@ def test_a_result_of_anything_else_names_no_change(result: Any) -> None:
 )
 def test_a_strange_command_is_never_called_applied_on_all(command: Any) -> None:
     assert "on all" not in str(sentence_of(command))
+
+
+# --- cancel and approve ---------------------------------------------------------------------------
+
+
+def queued(server: V1Server, control: Any, participant: Participant, *words: str) -> str:
+    """Give a command that nobody picks up, and return its id."""
+    ran = control("ddp-run", "lr", "scale=0.5", "--no-wait", *words)
+    assert ran.code == 0, ran.err
+    return str(ran.out.strip())
+
+
+def test_cancel_takes_back_what_nobody_has_picked_up(server: V1Server, control: Any) -> None:
+    participant = Participant(server)
+    id_ = queued(server, control, participant)
+    for _ in range(2):  # What is cancelled stays so.
+        ran = control("ddp-run", "cancel", id_[:13])
+        assert ran.code == 0, ran.err
+        assert re.fullmatch(r"Cancelled by .+ \(key .{8}\), nothing changed\n", ran.out)
+    document = control("ddp-run", "cancel", id_, "--json").document
+    assert (document["id"], document["name"], document["state"]) == (id_, "lr", "cancelled")
+    assert commands_of(server, participant)[0]["execution"] == "cancelled"
+    participant.client.close()
+
+
+def test_cancel_comes_too_late_for_what_was_picked_up_and_says_where_it_is(
+    server: V1Server, control: Any
+) -> None:
+    with Participant(server) as participant:
+        assert control("ddp-run", "lr", "scale=0.5").code == 0
+    ran = control("ddp-run", "cancel", participant.taken[0]["id"])
+    assert ran.code == 6
+    assert "can be cancelled only before it is claimed" in ran.err
+    assert ran.out.startswith("Applied at step 412 on all 4 processes")
+
+
+def test_approve_releases_a_command_and_says_what_became_of_it(
+    server: V1Server, control: Any
+) -> None:
+    participant = Participant(server)
+    participant.offer(requires_approval=True)
+    id_ = queued(server, control, participant, "--reason", "noisy")
+    with participant:
+        ran = control("ddp-run", "approve", id_)
+    assert ran.code == 0, ran.err
+    what, approved, picked_up = ran.err.splitlines()
+    assert re.fullmatch(r'lr scale=0\.5  by .+ \(key .{8}\)  "noisy"', what)
+    assert approved.startswith("approved ") and picked_up.startswith("picked up ")
+    assert ran.out.startswith("Applied at step 412 on all 4 processes")
+
+
+def test_approve_comes_too_late_for_what_was_cancelled(server: V1Server, control: Any) -> None:
+    participant = Participant(server)
+    participant.offer(requires_approval=True)
+    id_ = queued(server, control, participant)
+    assert control("ddp-run", "cancel", id_).code == 0
+    ran = control("ddp-run", "approve", id_)
+    assert ran.code == 6
+    assert ran.out.startswith("Cancelled by ")
+    participant.client.close()
+
+
+def test_a_decision_needs_one_command_of_this_run(server: V1Server, control: Any) -> None:
+    participant = Participant(server)
+    queued(server, control, participant)
+    other = Participant(server, "other")
+    foreign = control("other", "lr", "scale=0.5", "--no-wait").out.strip()
+    for words, code in (
+        (["cancel"], 2),
+        (["approve", "a", "b"], 2),
+        (["cancel", ""], 2),
+        (["cancel", "zz"], 4),
+        (["cancel", foreign], 4),
+        (["cancel", str(uuid.uuid4())], 4),
+    ):
+        ran = control("ddp-run", *words)
+        assert ran.code == code, (words, ran)
+    assert [it["execution"] for it in commands_of(server, other)] == ["queued"]
+    for it in (participant, other):
+        it.client.close()
+
+
+def test_a_key_that_may_not_decide_is_told_so_with_5(
+    server: V1Server, control: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    participant = Participant(server)
+    id_ = queued(server, control, participant)
+    actions = ["document.read", "document.list", "command.submit"]
+    grant = {"effect": "allow", "scope": server.scope, "actions": actions}
+    grant |= {"kinds": ["*"], "resources": ["*"], "bounds": {}}
+    body = {"name": "giver", "expires_at": "2100-01-01T00:00:00Z", "grants": [grant]}
+    monkeypatch.setenv("LAUNCHHELM_API_KEY", server.post("keys", body)["token"])
+    for verb in ("cancel", "approve"):
+        assert control("ddp-run", verb, id_).code == 5
+    assert commands_of(server, participant)[0]["execution"] == "queued"
+    participant.client.close()
+
+
+def test_without_a_server_nothing_can_be_cancelled_and_that_is_said(cli: Cli, root: Path) -> None:
+    MadeRun(root).train()
+    ran = cli("control", "latest", "cancel", "abc")
+    assert ran.code == 2 and "goes with --server" in ran.err
+
+
+def test_of_two_that_wait_the_second_is_warned_of_and_its_giver_told_how_to_go_on(
+    server: V1Server, control: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    participant = Participant(server)
+    first = queued(server, control, participant)
+    submit = Client.submit
+
+    def submit_and_wake(self: Client, *given: Any, **rest: Any) -> Any:
+        answer = submit(self, *given, **rest)
+        participant.__enter__()
+        return answer
+
+    monkeypatch.setattr(Client, "submit", submit_and_wake)
+    ran = control("ddp-run", "lr", "scale=0.25", "--reason", "still noisy")
+    participant.__exit__(None, None, None)
+    assert ran.code == 6
+    assert "note: 1 command is under way; if it is applied, this one is rejected" in ran.err
+    assert ran.out.startswith("Rejected, nothing changed: another command was applied first")
+    again = f"launchhelm control --server {server.url} {participant.run['id']} lr scale=0.25"
+    assert f"To send it again: {again} --reason 'still noisy'" in ran.err
+    one, two = commands_of(server, participant)
+    assert (one["id"], one["execution"]) == (first, "applied")
+    assert two["failure_code"] == "state_revision_moved"
+    ran = control("ddp-run", "lr", "scale=0.25", "--check")
+    assert "under way" not in ran.out
