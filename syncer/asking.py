@@ -20,7 +20,7 @@ from launchhelm.store import layout
 NAME: Final = "asking.json"
 
 EVERY_S: Final = 15.0
-SOON_S: Final = 3.0
+SOON_S: Final = 2.0
 """What changed is told no more often than this."""
 
 _MAX_BYTES: Final = 16 << 10
@@ -31,7 +31,7 @@ class Asked:
     """What a holder of the lease last said of the commands of one server.
 
     Args:
-        asked_at: Wall time of the last question that was answered; None for never.
+        asked_at: Wall time of the last question; None for never.
         why: Why none can be given, or none is asked for, in a few words; "" when all is well.
         epoch: Of the holder's lease.
     """

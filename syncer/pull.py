@@ -148,7 +148,7 @@ class RunPull:
     ) -> None:
         self.trouble = ""
         self.asked_at: float | None = None
-        """Wall clock of the last claim that was answered."""
+        """Wall clock at which commands were asked for last."""
         self._directory = run_directory
         self._client = client
         self._push = push
@@ -222,9 +222,12 @@ class RunPull:
                 _log.exception("Commands of %s are not asked for.", self._directory)
                 self.trouble = f"our failure, {type(error).__name__}: {error}"
                 wait_s = TROUBLE_S
-            if not self._is_stopped:
-                self._push.note_asked(self._obstacle(), self.asked_at)
+            self._note()
             self._sleep(wait_s)
+
+    def _note(self) -> None:
+        if not self._is_stopped:
+            self._push.note_asked(self._obstacle(), self.asked_at)
 
     @property
     def _has_lapsed(self) -> bool:
@@ -268,6 +271,8 @@ class RunPull:
             return IDLE_S
         asked = self._clock.monotonic()
         wait_s = min(CLAIM_S, voice.until - asked)
+        self.asked_at = self._clock.wall()
+        self._note()
         command = self._calls.claim(voice, wait_s)
         self.asked_at = self._clock.wall()
         if command is None:

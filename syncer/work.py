@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -101,7 +102,7 @@ class Pull(Protocol):
 
     @property
     def asked_at(self) -> float | None:
-        """Wall time of the last question that was answered."""
+        """Wall time at which commands were asked for last."""
         ...
 
     @property
@@ -133,6 +134,8 @@ class Work:
         pending: Records that wait, as far as known.
         noted: What was noted beside the run last; None while nothing was.
         caught_up_at: What was durable at this time of the monotonic clock is on the server.
+        pause_s: An event brings a look forward, but no closer than this to the one before.
+        lock: Held by whoever uses the push.
         is_over: It has ended, here and on the server, or is left alone; only new files of it count.
         is_live: It may still grow.
     """
@@ -152,6 +155,8 @@ class Work:
     grew_at: float = 0.0
     beat_at: float = float("-inf")
     served_at: float = float("-inf")
+    pause_s: float = 0.0
+    lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     caught_up_at: float = float("-inf")
     noted: str | None = None
     held_since: float | None = None

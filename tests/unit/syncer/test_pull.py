@@ -58,6 +58,7 @@ class Far:
     script: dict[str, list[Any]] = field(default_factory=dict)
     said: list[tuple[str, Any]] = field(default_factory=list)
     during: dict[str, Callable[[], object]] = field(default_factory=dict)
+    given: dict[str, str] = field(default_factory=dict)
     claims: int = 0
     refuse: list[ApiError] = field(default_factory=list)
 
@@ -75,7 +76,12 @@ class Far:
         return self._answer("renew", (id_, lease))
 
     def get_command(self, id_: str, *, token: str | None) -> Any:
-        return self._answer("get", id_)
+        if "get" in self.script:
+            return self._answer("get", id_)
+        self.said.append(("get", id_))
+        if id_ not in self.given:
+            raise refused(404)
+        return {"fingerprint": self.given[id_]}
 
     def result(self, id_: str, body: dict[str, Any], *, token: str | None) -> Any:
         return self._answer("result", (id_, body))
@@ -133,6 +139,7 @@ class Rig:
 
     def __init__(self, path: Path) -> None:
         self.clock = HandClock()
+        self.began = self.clock.now
         self.far = Far()
         self.run = WrittenRun(path)
         self.speaker = Speaker(self.far, self.clock)
@@ -166,11 +173,11 @@ class Rig:
             "targets": [],
             "input": {"scale": 0.5},
             "safe_point": "lht",
-            "expires_at": wire.timestamp(self.clock.now + 600),
+            "expires_at": wire.timestamp(self.began + 600),
             "reason": "",
             **changes,
         }
-        fingerprint = wire.fingerprint(request)
+        fingerprint = self.far.given[id_] = wire.fingerprint(request)
         return {"id": id_, "fingerprint": fingerprint, "lease_id": lease, "request": request}
 
     def offer(self, *given: dict[str, Any]) -> None:
@@ -551,9 +558,10 @@ def test_what_stands_in_the_way_is_noted_after_each_turn(rig: Rig) -> None:
     rig.pull._wait = wait
     rig.pull._run()
     said = [why for why, _ in rig.speaker.notes]
-    assert said[:3] == ["", "", "control is off in the run: rank 3 left"]
-    assert said[3] == "" and "refuses the key" in said[4]
-    assert said[5] == said[4], "nothing was asked since"
-    assert said[6] == ""
-    assert f"command {ID} is under way" in said[-1]
+    changes = [why for why, before in zip(said, [None, *said], strict=False) if why != before]
+    off, refusal, busy = changes[1], changes[3], changes[5]
+    assert changes == ["", off, "", refusal, "", busy]
+    assert off == "control is off in the run: rank 3 left" and "refuses the key" in refusal
+    assert busy == f"command {ID} is under way, and the next one waits for it"
+    assert said.count(refusal) >= 2, "as long as nothing was asked since"
     assert all(at is not None for _, at in rig.speaker.notes)
