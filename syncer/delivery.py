@@ -36,7 +36,7 @@ CHECK_S: Final = 60.0
 """How often the token is looked at while points are sent."""
 
 _LONG_BYTES: Final = 256 << 10
-"""While a request of this size is on its way, the points of the next ones are read."""
+"""While a request of this size is on its way, the next ones are made."""
 _ENOUGH: Final = 20_000
 """Points that wait; more are not read."""
 
@@ -147,8 +147,16 @@ class Delivery:
         self._set_aside()
         return has_more
 
-    def _read_ahead(self) -> bool:
-        return self.may_read_ahead and self.outbox.points < _ENOUGH and self._read()
+    def _work_ahead(self) -> bool:
+        """Read and encode what comes after a request that is on its way."""
+        if self.may_read_ahead and self.outbox.points < _ENOUGH and self._read():
+            return True
+        state = self.state
+        for batch in self.outbox.full():
+            writer = str(batch.key.writer)
+            if self._has_id(batch.key) and writer in state.participants and writer in state.epochs:
+                inflight.encode(batch, state, self.server, state.epochs[writer])
+        return False
 
     def enter(self) -> None:
         """Find the run on the server, and make sure that we know what it has of it."""
@@ -311,7 +319,7 @@ class Delivery:
             if len(body) < _LONG_BYTES:
                 answer = self._ingest(request[0], body)
             else:
-                answer = meanwhile(partial(self._ingest, request[0], body), self._read_ahead)
+                answer = meanwhile(partial(self._ingest, request[0], body), self._work_ahead)
             streams = {it.flight.batch_id: it.stream_id for it in request}
             receipts = wire.receipts(answer, streams)
         except ApiError as error:
@@ -416,12 +424,12 @@ class Delivery:
 
     def _leave_out(self, ready: Ready, why: str) -> None:
         """Set one point aside for good; it stays in the run directory."""
-        number, point = ready.flight.stream, ready.batch.points[0]
+        number, batch = ready.flight.stream, ready.batch
         self.journal.write(
             {
                 "drop": [ready.flight.batch_id],
-                "aside": [[number, point.seq, len(point.data), why]],
-                "cover": [[number, ready.flight.start, point.seq]],
+                "aside": [[number, batch.first, len(batch.points[0]), why]],
+                "cover": [[number, ready.flight.start, batch.first]],
             }
         )
         self.tally.refused += 1

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from launchhelm.records import Record, WriterId
 from launchhelm.store.cursor import Cursor, Progress
@@ -32,33 +32,45 @@ _ENTIRELY: Final = 1 << 62
 _LIMIT: Final = 2000
 
 
+class Encoded(NamedTuple):
+    """The bytes of a batch, and the arguments that they were made of."""
+
+    head: tuple[str, str, str, str, str]
+    data: bytes
+    digest: str
+
+
 @dataclass(slots=True)
 class Batch:
     """Points of one stream on their way.
 
     Args:
         key: The stream.
-        points: In order, at least one.
+        seqs: Record numbers, rising, at least one.
+        points: As they stand in a batch, one for each number.
         start: Once they are stored, all of the stream from `start` to `last` is dealt with.
+        encoded: What `encode` made of it, where that was asked before.
     """
 
     key: StreamKey
-    points: Sequence[Sample]
+    seqs: Sequence[int]
+    points: Sequence[bytes]
     start: int
     size: int = 0
+    encoded: Encoded | None = None
 
     def __post_init__(self) -> None:
-        self.size = HEAD_BYTES + sum(len(point.data) + 1 for point in self.points)
+        self.size = HEAD_BYTES + sum(map(len, self.points)) + len(self.points)
 
     @property
     def first(self) -> int:
         """Record number of the first point."""
-        return self.points[0].seq
+        return self.seqs[0]
 
     @property
     def last(self) -> int:
         """Record number of the last point."""
-        return self.points[-1].seq
+        return self.seqs[-1]
 
     @property
     def is_full(self) -> bool:
@@ -68,8 +80,8 @@ class Batch:
     def halves(self) -> tuple[Batch, Batch]:
         """Split a batch of two points or more."""
         middle = len(self.points) // 2
-        one = Batch(self.key, self.points[:middle], self.start)
-        return one, Batch(self.key, self.points[middle:], one.last + 1)
+        one = Batch(self.key, self.seqs[:middle], self.points[:middle], self.start)
+        return one, Batch(self.key, self.seqs[middle:], self.points[middle:], one.last + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +107,20 @@ class Outbox:
     _queues: dict[WriterId, dict[StreamKey, deque[Batch]]] = field(default_factory=dict)
 
     def add(
-        self, key: StreamKey, points: Sequence[Sample], start: int, *, fills: bool = True
+        self,
+        key: StreamKey,
+        seqs: Sequence[int],
+        points: Sequence[bytes],
+        start: int,
+        *,
+        fills: bool = True,
     ) -> None:
         """Cut points of one stream into batches behind those that wait.
 
         Args:
             key: The stream.
-            points: In order.
+            seqs: Record numbers, rising.
+            points: As they stand in a batch, one for each number.
             start: From where on they cover the stream.
             fills: Whether the last batch that waits may be filled up: no point between is dealt
                 with, for the batch could not be made again from its first and last record then.
@@ -111,10 +130,10 @@ class Outbox:
         last = queue[-1] if queue else None
         if fills and last is not None and not last.is_full and start <= last.last + 1:
             queue.pop()
-            points, start = [*last.points, *points], last.start
+            seqs, points, start = [*last.seqs, *seqs], [*last.points, *points], last.start
         begin = 0
-        for part in wire.partition([point.data for point in points]):
-            batch = Batch(key, points[begin : begin + len(part)], start)
+        for part in wire.partition(points):
+            batch = Batch(key, seqs[begin : begin + len(part)], part, start)
             queue.append(batch)
             begin += len(part)
             start = batch.last + 1
@@ -165,6 +184,13 @@ class Outbox:
                 return taken
         return []
 
+    def full(self) -> Iterator[Batch]:
+        """Yield the batches that will leave next in their streams as they are."""
+        for queues in self._queues.values():
+            for queue in queues.values():
+                if queue[0].is_full and queue[0].size <= self.max_bytes:
+                    yield queue[0]
+
     def too_large(self, body_bytes: int) -> None:
         """Take note that the server did not take a request of that size."""
         self.max_bytes = max(MIN_REQUEST_BYTES, min(self.max_bytes, body_bytes // 2))
@@ -189,19 +215,21 @@ def encode(batch: Batch, state: State, server: str, epoch: str) -> Ready:
     stream = state.streams[number]
     identity = batch_id(server, stream.id, batch.key, epoch, batch.first, batch.last)
     participant = state.participants[str(batch.key.writer)]
-    points = [point.data for point in batch.points]
-    data = wire.batch(identity, stream.id, stream.revision, epoch, participant, points)
+    head = (identity, stream.id, stream.revision, epoch, participant)
+    if batch.encoded is None or batch.encoded.head != head:
+        data = wire.batch(*head, batch.points)
+        batch.encoded = Encoded(head, data, _digest(data))
     flight = Flight(
         stream=number,
         first=batch.first,
         last=batch.last,
         start=batch.start,
-        count=len(points),
+        count=len(batch.points),
         epoch=epoch,
         batch_id=identity,
-        digest=hashlib.sha256(data).hexdigest()[:32],
+        digest=batch.encoded.digest,
     )
-    return Ready(batch, flight, stream.id, data)
+    return Ready(batch, flight, stream.id, batch.encoded.data)
 
 
 def remake(
@@ -249,17 +277,17 @@ def _again(key: StreamKey, flight: Flight, points: Sequence[Sample], state: Stat
     if len(points) != flight.count or participant is None:
         return None
     stream = state.streams[flight.stream]
+    batch = Batch(key, [it.seq for it in points], [it.data for it in points], flight.start)
     data = wire.batch(
-        flight.batch_id,
-        stream.id,
-        stream.revision,
-        flight.epoch,
-        participant,
-        [point.data for point in points],
+        flight.batch_id, stream.id, stream.revision, flight.epoch, participant, batch.points
     )
-    if hashlib.sha256(data).hexdigest()[:32] != flight.digest:
+    if _digest(data) != flight.digest:
         return None
-    return Ready(Batch(key, points, flight.start), flight, stream.id, data)
+    return Ready(batch, flight, stream.id, data)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def records_between(

@@ -14,13 +14,14 @@ from typing import Final
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.records import Record, WriterId
+from launchhelm.store.body import METRIC_KINDS
 from launchhelm.store.cursor import Cursor
 from launchhelm.store.reader import Reader
 from syncer.artifacts import Artifacts
 from syncer.coverage import Coverage
 from syncer.facts import Facts
 from syncer.inflight import Outbox
-from syncer.mapping import Refused, Sample, samples
+from syncer.mapping import Layout, Refused, Sample, numbers, samples
 from syncer.naming import StreamKey
 from syncer.state import State
 
@@ -28,7 +29,7 @@ PARTS: Final = ("metrics", "console", "media", "system", "controls")
 """What `only` may name."""
 
 MAX_RECORDS: Final = 2000
-POINTS: Final = 5000
+POINTS: Final = 10_000
 """Points of a slice, about."""
 
 EVERYTHING: Final = ""
@@ -88,7 +89,13 @@ class _Run:
     start: int
     after: int
     is_apart: bool
-    points: list[Sample] = field(default_factory=list)
+    seqs: list[int] = field(default_factory=list)
+    points: list[bytes] = field(default_factory=list)
+
+    def add(self, seq: int, point: bytes) -> None:
+        """Add a point behind the others."""
+        self.seqs.append(seq)
+        self.points.append(point)
 
 
 class Intake:
@@ -122,6 +129,7 @@ class Intake:
         self._flying = self._covered_by_flights()
         self._limit = POINTS // 25
         self._runs: dict[StreamKey, _Run] = {}
+        self._lanes: dict[Layout, tuple[int, list[_Run]]] = {}
         self._tails: dict[StreamKey, int] = {}
         self._apart: set[StreamKey] = set()
         self._deferred: deque[Record] = deque()
@@ -167,6 +175,7 @@ class Intake:
         self._outbox.clear()
         self._refused.clear()
         self._runs.clear()
+        self._lanes.clear()
         self._tails.clear()
         self._apart.clear()
         self._deferred.clear()
@@ -206,13 +215,35 @@ class Intake:
             return
         if record.kind == "m" and is_wanted:
             record = self._without_waiting(record)
-        runs = self._runs
+        if is_wanted and record.kind in METRIC_KINDS and self._take_numbers(record):
+            return
         for sample in self.points(record):
-            run = runs.get(sample.key)
+            run = self._runs.get(sample.key)
             if run is not None and is_wanted and run.after < sample.seq and type(sample) is Sample:
-                run.points.append(sample)
+                run.add(sample.seq, sample.data)
             else:
                 self._offer(sample, is_wanted)
+
+    def _take_numbers(self, record: Record) -> bool:
+        """Put a record of numbers behind others of its streams; False where one has none."""
+        found = numbers(record)
+        if found is None:
+            return False
+        layout, points = found
+        lane = self._lanes.get(layout)
+        if lane is None:
+            if not all(key in self._runs for key in layout.keys):
+                return False
+            runs = [self._runs[key] for key in layout.keys]
+            lane = self._lanes[layout] = max(run.after for run in runs), runs
+        after, runs = lane
+        seq = record.seq
+        if seq <= after:
+            return False
+        for run, point in zip(runs, points, strict=True):
+            run.seqs.append(seq)
+            run.points.append(point)
+        return True
 
     def _offer(self, sample: Sample | Refused, is_wanted: bool) -> None:
         key, seq = sample.key, sample.seq
@@ -235,7 +266,7 @@ class Intake:
                 start, is_apart = self._start(key, seq), key in self._apart
                 run = self._runs[key] = _Run(start, coverage.last, is_apart)
                 self._apart.discard(key)
-            run.points.append(sample)
+            run.add(seq, sample.data)
 
     def _coverage(self, key: StreamKey) -> Coverage:
         stream = self._state.stream(key.text)
@@ -263,8 +294,9 @@ class Intake:
     def _close_run(self, key: StreamKey) -> None:
         run = self._runs.pop(key, None)
         if run is not None:
-            self._tails[key] = run.points[-1].seq
-            self._outbox.add(key, run.points, run.start, fills=not run.is_apart)
+            self._lanes.clear()
+            self._tails[key] = run.seqs[-1]
+            self._outbox.add(key, run.seqs, run.points, run.start, fills=not run.is_apart)
 
     def _close_runs(self) -> None:
         for key in list(self._runs):

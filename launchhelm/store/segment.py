@@ -34,6 +34,8 @@ _SLICE_S: Final = 0.01
 _REST_S: Final = 0.001
 _WRITE_BYTES: Final = 1 << 20
 _INT64: Final = 1 << 63
+_RECORDS_AT_ONCE: Final = 1024
+_VALUES_AT_ONCE: Final = 8192
 
 Point: TypeAlias = tuple[int, int | None, float, MetricValue, str | None]
 """seq, step, time, value, axes as JSON text."""
@@ -238,28 +240,42 @@ def _wants_metrics(kinds: Collection[str] | None) -> bool:
 def _bodies(
     connection: sqlite3.Connection, wanted: int
 ) -> Iterator[tuple[int, dict[str, MetricValue]]]:
-    """Yield (seq, body) of the metric records, merged from the series without a sort."""
+    """Yield (seq, body) of the metric records in order, fetched some records at a time.
+
+    Values of a series lie together, so each is asked once for many records; how many depends on
+    how densely they are filled, for memory must hold them.
+    """
     series = connection.execute("SELECT id, name, class FROM series ORDER BY id").fetchall()
-
-    def values(number: int, name: str, kind: str) -> Iterator[tuple[int, int, str, Any]]:
-        base = number << SEQ_BITS
-        decode = DECODE.get(kind)
-        for key, value in connection.execute(
-            "SELECT id, value FROM point WHERE id BETWEEN ? AND ?",
-            (base + wanted, base + MAX_RECORDS),
-        ):
-            yield key - base, number, name, decode(value) if decode else value
-
-    current = -1
-    body: dict[str, MetricValue] = {}
-    for seq, _, name, value in heapq.merge(*(values(*row) for row in series)):
-        if seq != current:
-            if body:
-                yield current, body
-            current, body = seq, {}
-        body[name] = value
-    if body:
-        yield current, body
+    (last,) = connection.execute("SELECT max(seq) FROM record").fetchone()
+    width = max(1, min(_RECORDS_AT_ONCE, _VALUES_AT_ONCE // max(1, len(series))))
+    while series and wanted <= last:
+        bodies: dict[int, dict[str, MetricValue]] = {}
+        found = 0
+        for number, name, kind in series:
+            rows = connection.execute(
+                "SELECT id & ?, value FROM point WHERE id BETWEEN ? AND ?",
+                (
+                    MAX_RECORDS,
+                    (number << SEQ_BITS) + wanted,
+                    (number << SEQ_BITS) + min(wanted + width - 1, MAX_RECORDS),
+                ),
+            ).fetchall()
+            found += len(rows)
+            if found > 2 * _VALUES_AT_ONCE and width > 1:
+                break
+            decode = DECODE.get(kind)
+            for seq, value in rows:
+                body = bodies.get(seq)
+                if body is None:
+                    body = bodies[seq] = {}
+                body[name] = decode(value) if decode else value
+        else:
+            yield from sorted(bodies.items())
+            wanted += width
+            if found <= _VALUES_AT_ONCE // 2:
+                width = min(_RECORDS_AT_ONCE, 2 * width)
+            continue
+        width = max(1, width // 4)
 
 
 def _points(

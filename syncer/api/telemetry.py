@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Final  # Any: JSON values.
 
 from syncer.api.document import WireError, encode, string
@@ -184,15 +185,15 @@ def batch(
 
 def partition(points: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     """Split the points of a stream, in order, into what one batch takes each."""
-    start = size = 0
-    for index, data in enumerate(points):
-        size += len(data)
-        full = index - start == MAX_POINTS_PER_BATCH
-        if index > start and (full or size + BATCH_HEAD_BYTES > MAX_BATCH_BYTES):
-            yield points[start:index]
-            start, size = index, len(data)
-    if start < len(points):
-        yield points[start:]
+    room = MAX_BATCH_BYTES - BATCH_HEAD_BYTES
+    start = 0
+    while start < len(points):
+        part = points[start : start + MAX_POINTS_PER_BATCH]
+        if sum(map(len, part)) > room:
+            sizes = accumulate(map(len, part))
+            part = part[: max(1, sum(size <= room for size in sizes))]
+        yield part
+        start += len(part)
 
 
 def fitting(batches: Sequence[bytes]) -> int:

@@ -16,7 +16,7 @@ from launchhelm.records import Record, WriterId
 from launchhelm.store.reader import Reader
 from launchhelm.values.names import name_problem
 from syncer.api.wire import MAX_LABEL, MAX_NAME, MAX_POINT_BYTES, parse, point
-from syncer.mapping import Refused, Sample, samples
+from syncer.mapping import Refused, Sample, numbers, samples
 from syncer.naming import StreamKey, shortened
 from tests.support.reading import RunBuilder
 from tests.support.runs import running
@@ -165,6 +165,34 @@ def test_what_no_writer_of_ours_writes_is_refused_and_never_raises(
 def test_records_that_hold_no_values_have_no_points() -> None:
     for kind in ("hb", "def", "cap", "ctl", "keep", "sum", "desc", "art", "of a newer version"):
         assert samples(record(kind, {"name": "x", "n": 1}, step=0)) == []
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=3),
+        st.floats() | st.integers(-(2**54), 2**54) | st.sampled_from([True, "text", None]),
+        max_size=4,
+    ),
+    st.none() | st.integers(0, 2**60) | st.just(-1),
+    st.sampled_from([{}, {"layer": "1.5"}, {"Layer": "1"}, {"record": "3"}]),
+    st.sampled_from(["m", "sys"]),
+)
+def test_the_short_way_gives_the_points_of_the_long_one_or_none(
+    body: dict[str, Any], step: int | None, axes: dict[str, str], kind: str
+) -> None:
+    one = record(kind, body, step=step, axes=axes)
+    points = samples(one)
+    plain = [type(it) in (int, float) and abs(it) < 2**53 for it in body.values()]
+
+    found = numbers(one)
+
+    usual = bool(points) and all(plain) and not any(isinstance(it, Refused) for it in points)
+    assert (found is not None) == usual
+    if found is not None:
+        layout, encoded = found
+        assert points == list(map(Sample, layout.keys, [one.seq] * len(points), encoded))
+        again = numbers(record(kind, dict.fromkeys(body, 1), step=step, axes=axes, seq=8))
+        assert again is not None and again[0] is layout
 
 
 def test_a_record_read_back_from_a_sealed_segment_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from syncer import delivery
+from syncer import delivery, intake
 from syncer.api.client import Client
 from syncer.intake import Intake
 from syncer.push import SAVE_S
@@ -138,6 +138,7 @@ def test_how_far_all_is_sent_is_written_down_while_reading_runs_ahead(
     run: WrittenRun, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "_LONG_BYTES", 0)
+    monkeypatch.setattr(intake, "POINTS", 2000)
     clock = TurnedClock()
     seen: set[str] = set()
     with pushing(run.directory, client, clock=clock) as push:
