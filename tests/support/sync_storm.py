@@ -30,6 +30,7 @@ from tests.support.v1_server import V1Server
 ROOT = Path(__file__).resolve().parents[2]
 LEASE_S = 1.0
 REQUEST_BYTES = 16_000
+START_S = 30.0
 
 SYNCER = f"""
 import sys
@@ -220,11 +221,18 @@ class Storm:
             choose.choice((self._delete_all, self._go_back, self._keep_copy))()
 
     def _work(self, syncer: subprocess.Popen[bytes], requests: int) -> None:
-        """Wait for a random moment of a syncer's work: by what was asked for, not by the clock."""
-        wanted = self.chaos.requests + requests
+        """Wait for a random moment of a syncer's work: by what was asked for, not by the clock.
+
+        The time that it has at most runs from its first request: a slow start is no work.
+        """
+        before = self.chaos.requests
+        deadline = time.monotonic() + START_S
+        while syncer.poll() is None and time.monotonic() < deadline:
+            if self.chaos.wait_for(before + min(requests, 1), 0.5):
+                break
         deadline = time.monotonic() + self._work_s
         while syncer.poll() is None and time.monotonic() < deadline:
-            if self.chaos.wait_for(wanted, 0.5):
+            if self.chaos.wait_for(before + requests, 0.5):
                 return
             self.job.write(self._noise.randint(1, 10))
 
