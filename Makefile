@@ -10,7 +10,7 @@ BENCHMARKS := logging idle memory reading control_point command_latency sync res
 .NOTPARALLEL:
 .PHONY: demo test check fix format lint types examples docs wheel stress rig bench clean
 
-# The main job: train on two processes, halve the learning rate from a third, read it back.
+# The main job: train on two processes, halve the learning rate from a server, read it back.
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 

@@ -1,17 +1,21 @@
-"""Train on two processes, halve the learning rate from a third, and read back what happened.
+"""Train on two processes, halve the learning rate from a server, and read back what happened.
 
     make demo
 
-This starts `examples/ddp.py` under torchrun, waits until it trains, runs the real
-`launchhelm control` command beside it, and then shows: where the run directory is, the processes,
-the ledger, and loss and learning rate around the change. Then it starts a LaunchHelm server on this
-machine, sends the run to it, and shows what the server holds. It ends with 0 only if the run
-directory says that the change landed on both ranks at one step, and the server holds every point.
+This starts a LaunchHelm server on this machine, trains `examples/ddp.py` under torchrun without a
+word about any server, and lets `launchhelm sync --watch` carry the run there and commands back, as
+a login node would for a cluster without a network. Then the real `launchhelm control --server`
+halves the learning rate. You see: who was asked when (`status`), the processes, the ledger of the
+run, loss and learning rate around the change, and what the server holds. It ends with 0 only if the
+run directory says that the change landed on both ranks at one step, the server says the same, and
+the server holds every point.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -20,9 +24,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from launchhelm import views
 from launchhelm._settings import DIRECTORY
@@ -32,6 +36,7 @@ from syncer.api.client import Client
 
 DDP = Path(__file__).resolve().parent / "ddp.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+LAUNCHHELM = [sys.executable, "-m", "launchhelm"]
 PATIENCE_S = 60.0
 T = TypeVar("T")
 SETTLED_STEP = 100  # The first steps fall so fast that a change would not be seen beside them.
@@ -40,28 +45,91 @@ SETTLED_STEP = 100  # The first steps fall so fast that a change would not be se
 def main() -> int:
     root = default_root(DIRECTORY.read())
     before = {run.run_id for run in views.runs(root)} if root.exists() else set()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    training = subprocess.Popen([*TORCHRUN, str(DDP), "--seconds", "8"], env=environment)
-    try:
-        run = wait_for_run(training, root, before)
-        say("From a third process:")
-        launchhelm(root, "control", run.run_id, "lr", "scale=0.5", "--reason", "the demo")
-        training.wait(PATIENCE_S)
-    finally:
-        training.terminate()
-        training.wait()
-    run.refresh()
+    with serving() as server, training() as job:
+        url, client = server.url, server.client
+        key = {"LAUNCHHELM_URL": url, "LAUNCHHELM_API_KEY": server.key}
+        run = wait_for_run(job, root, before)
+        say("A syncer, the only one here that knows the server:")
+        with syncing(root, run, key) as syncer:
+            wait(job, lambda: is_on(client, run), "the server knows the run and its controls")
+            say("From the server, through the syncer, into the run and back:")
+            words = ("control", "--server", url, run.run_id, "lr", "scale=0.5")
+            launchhelm(root, *words, "--reason", "the demo", environment=key)
+            launchhelm(root, "status", run.run_id)
+            job.wait(PATIENCE_S)
+            wait(syncer, lambda: document_of(client, run)["spec"]["state"] == "closed", "the end")
+        run.refresh()
 
-    say("The run directory, which is all there is:")
-    print(run.directory)
-    say("The processes:")
-    launchhelm(root, "show", run.run_id, "--ranks")
-    say("The ledger:")
-    launchhelm(root, "control", run.run_id, "log")
-    problems = judge(run) + serve_and_sync(root, run)
+        say("The run directory, which is all there is:")
+        print(run.directory)
+        say("The processes:")
+        launchhelm(root, "show", run.run_id, "--ranks")
+        say("The ledger:")
+        launchhelm(root, "control", run.run_id, "log")
+        problems = judge(run) + compare(run, client)
     for problem in problems:
         print(f"demo: {problem}", file=sys.stderr)
     return 1 if problems else 0
+
+
+@dataclasses.dataclass
+class Server:
+    """Where it is, and a key that may do everything there."""
+
+    url: str
+    key: str
+    client: Client
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[Server]:
+    """Start a server with a fresh key, whose data are gone in the end."""
+    say("A server of your own, with a fresh key:")
+    with tempfile.TemporaryDirectory() as data:
+        print("$ launchhelm serve --data DIR", flush=True)
+        serve = [*LAUNCHHELM, "serve", "--data", data, "--json"]
+        made = json.loads(subprocess.check_output([*serve, "init", "--project", "quickstart"]))
+        process = subprocess.Popen([*serve, "--port", "0"], stdout=subprocess.PIPE)
+        try:
+            assert process.stdout is not None
+            url = json.loads(process.stdout.readline())["url"]
+            print(url)
+            with Client(url, made["organization_id"], made["token"]) as client:
+                yield Server(url, made["token"], client)
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+@contextlib.contextmanager
+def training() -> Iterator[subprocess.Popen[bytes]]:
+    """Train on two processes that know no server."""
+    say("A training on two processes, which knows no server:")
+    words = [*TORCHRUN, str(DDP), "--seconds", "16"]
+    process = subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextlib.contextmanager
+def syncing(
+    root: Path, run: views.RunView, key: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Carry the run to the server and commands back, and show in the end what was said."""
+    print(f"$ launchhelm sync --watch {run.run_id}", flush=True)
+    words = [*LAUNCHHELM, "--root", str(root), "sync", "--watch", run.run_id]
+    process = subprocess.Popen(
+        words, env={**os.environ, **key}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        say("The syncer, when it is told to stop:")
+        print(process.communicate()[0].decode(), end="", flush=True)
 
 
 def wait_for_run(training: subprocess.Popen[bytes], root: Path, before: set[str]) -> views.RunView:
@@ -83,14 +151,13 @@ def wait_for_run(training: subprocess.Popen[bytes], root: Path, before: set[str]
     return run
 
 
-def wait(training: subprocess.Popen[bytes], condition: Callable[[], T | None], what: str) -> T:
-    """Ask until the answer is true."""
+def wait(process: subprocess.Popen[bytes], condition: Callable[[], T | None], what: str) -> T:
+    """Ask until the answer is true, while the process lives."""
     deadline = time.monotonic() + PATIENCE_S
     while not (answer := condition()):
-        if training.poll() is not None:
-            raise SystemExit(
-                f"demo: training ended with status {training.returncode} before {what}"
-            )
+        if process.poll() is not None:
+            said = f"a process ended with status {process.returncode}"
+            raise SystemExit(f"demo: {said} before {what}")
         if time.monotonic() > deadline:
             raise SystemExit(f"demo: waited {PATIENCE_S:.0f} s, but not until {what}")
         time.sleep(0.1)
@@ -129,34 +196,25 @@ def judge(run: views.RunView) -> list[str]:
     return problems
 
 
-def serve_and_sync(root: Path, run: views.RunView) -> list[str]:
-    """Start a server with a fresh key, send the run to it, and compare what both hold."""
-    say("A server of your own, with a fresh key, and the run sent to it:")
-    with tempfile.TemporaryDirectory() as data:
-        print("$ launchhelm serve --data DIR", flush=True)
-        serve = [sys.executable, "-m", "launchhelm", "serve", "--data", data, "--json"]
-        made = json.loads(subprocess.check_output([*serve, "init", "--project", "quickstart"]))
-        server = subprocess.Popen([*serve, "--port", "0"], stdout=subprocess.PIPE)
-        try:
-            assert server.stdout is not None
-            url = json.loads(server.stdout.readline())["url"]
-            key = {"LAUNCHHELM_URL": url, "LAUNCHHELM_API_KEY": made["token"]}
-            launchhelm(root, "sync", run.run_id, environment=key)
-            launchhelm(root, "status", run.run_id)
-            with Client(url, made["organization_id"], made["token"]) as client:
-                return compare(run, client, made["project_id"])
-        finally:
-            server.terminate()
-            server.communicate()
+def document_of(client: Client, run: views.RunView) -> dict[str, Any]:
+    """Return what the server knows of the run; {} before it does."""
+    return next((it for it in client.list_documents("run") if it["spec"]["name"] == run.name), {})
 
 
-def compare(run: views.RunView, client: Client, project: str) -> list[str]:
+def is_on(client: Client, run: views.RunView) -> bool:
+    """Whether the server could take a command for the run."""
+    document = document_of(client, run)
+    if not document:
+        return False
+    offers = client.list_documents("capability", document["scope"]["project_id"], document["id"])
+    return any(offer["spec"]["name"] == "lr" for offer in offers)
+
+
+def compare(run: views.RunView, client: Client) -> list[str]:
     """Show what the server holds of the run, and say what is not as in the run directory."""
     here = sum(len(record.body) for record in Reader(run.directory, kinds={"m", "sys"}).poll())
-    documents = list(client.list_documents("run", project_id=project))
-    if len(documents) != 1:
-        return [f"the server holds {len(documents)} runs, not one"]
-    document, names = documents[0], collections.Counter[str]()
+    document, names = document_of(client, run), collections.Counter[str]()
+    project = document["scope"]["project_id"]
     for stream in client.list_documents("stream", project_id=project, run_id=document["id"]):
         name = stream["spec"]["name"]
         names[name] += sum(1 for _ in client.all_points(stream["id"]))
@@ -168,13 +226,22 @@ def compare(run: views.RunView, client: Client, project: str) -> list[str]:
     for name, count in sorted(names.items()):
         print(f"  {name:<32} {count:>6,} points")
     print(f"  {there:,} values; the run directory holds {here:,}")
-    return [] if there == here else [f"the server holds {there} points, not {here}"]
+    problems = [] if there == here else [f"the server holds {there} points, not {here}"]
+    for command in client.run_commands(document["id"]):
+        on = command.get("applied_on") or {}
+        print(f"  a command, {command['execution']} on {on.get('count')} of {on.get('of')} ranks")
+        outcome = run.commands[0].outcome
+        step = outcome.applied_at.get("step") if outcome is not None else None
+        places = [place["value"] for place in command.get("applied_at", ())]
+        if on != {"count": 2, "of": 2} or places != [str(step)]:
+            problems.append(f"the server says {on} at {places}, not 2 of 2 at step {step}")
+    return problems
 
 
 def launchhelm(root: Path, *words: str, environment: Mapping[str, str] | None = None) -> None:
     """Run the command as a person would, and show what was typed."""
     print(f"$ launchhelm {shlex.join(words)}", flush=True)
-    command = [sys.executable, "-m", "launchhelm", "--root", str(root), *words]
+    command = [*LAUNCHHELM, "--root", str(root), *words]
     subprocess.run(command, stdin=subprocess.DEVNULL, env={**os.environ, **(environment or {})})
 
 

@@ -169,7 +169,7 @@ def _print(rows: list[dict[str, Any]], output: Output) -> None:
             output.line(f"{_wording.plain(row['name'])}: {_wording.plain(row['why'])}")
         if row["commands_why"] not in ("", status.ENDED, row["why"]) and row["organization"]:
             why = _wording.plain(row["commands_why"])
-            output.line(f"{_wording.plain(row['name'])}: no commands: {why}")
+            output.line(f"{_wording.plain(row['name'])}: commands: {why}")
         for value in row["values"][:_VALUES]:
             said = f"{value['name']!r}, record {value['record']} of {value['writer']}"
             why = f"{value['size']:,} bytes; {value['why']}"
