@@ -36,6 +36,7 @@ class Outcomes:
     Attributes:
         known: By command id.
         expected: Commands that were delivered, for records that do not say where from.
+        others: Ended commands that did not come from the server.
     """
 
     directory: Path
@@ -43,6 +44,7 @@ class Outcomes:
     clock: Clock = SYSTEM_CLOCK
     known: dict[str, Known] = field(default_factory=dict)
     expected: dict[str, Origin] = field(default_factory=dict)
+    others: set[str] = field(default_factory=set)
     _reader: Reader = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,7 +71,9 @@ class Outcomes:
         if known is None:
             origin = origin or self.expected.get(id_)
             if origin is None or origin.id != id_:
-                return ""  # A local command, or another server's.
+                if outcome.is_final:
+                    self.others.add(id_)  # A local command, or another server's.
+                return ""
             known = self.known[id_] = Known(origin, record.writer, outcome.state)
         if known.outcome is not None:
             return ""

@@ -18,9 +18,11 @@
      lapsed.
 4. Delivered: the run's own. It takes the file by rename, records `claimed`, then `applying`, then
    one final state, and knows an id that comes again. We renew the lease and watch the records.
-5. Any syncer reports what the records say, from the origin that came with the command. Reporting
-   twice is harmless. A command that the server offers again although the run knows it is answered
-   with what the run says, under the new lease; it is never delivered again.
+5. Any syncer reports what the records say, from the origin that came with the command, if the
+   server has a command of that id and fingerprint: it takes any word, and anybody can write a
+   file. Reporting twice is harmless. A command that the server offers again although the run knows
+   it is answered with what the run says, under the new lease; it is never delivered again. Where
+   the id was used by another command it is rejected: the run takes an id once.
 6. The coordinator is over (end record, process gone, or silent for long after the command's own
    end) and left no final word: what it had not taken is withdrawn by rename and `rejected`; taken
    and not `applying`, it was not applied: `rejected`; else `outcome_unknown`. While a newer
@@ -161,6 +163,7 @@ class RunPull:
         self._ended: list[str] = []
         self._hands: dict[str, _Hand] = {}
         self._foreign: set[str] = set()
+        self._genuine: set[tuple[str, str]] = set()
         self._listing = Listing([], [])
         self._listed_at = float("-inf")
         self._looked_at = float("-inf")
@@ -381,6 +384,7 @@ class RunPull:
         origin = commands.origin_of(command, self._server)
         if origin is None or self._is_stopped:
             return  # Nothing to answer to; or left for the lease to lapse.
+        self._genuine.add((origin.id, origin.fingerprint))
         if self._is_known(origin):
             return
         now = commands.server_time(command, voice, self._clock.wall())
@@ -420,6 +424,12 @@ class RunPull:
         """Answer a command that is offered again, under its new lease."""
         id_ = origin.id
         known = self._outcomes.known.get(id_)
+        listing = self._intents.list()
+        there = [name for name in listing.commands if name.command == id_]
+        other = self._used_by(id_, there)
+        if other is not None and other != origin.fingerprint:
+            self._say(origin, commands.rejected(origin, "id_taken"))
+            return True
         if known is not None and known.outcome is not None:
             known.origin = origin
             self._reported.discard(id_)
@@ -432,15 +442,29 @@ class RunPull:
         if id_ in self._reported:
             self._say(origin, commands.rejected(origin, "runtime_restart"))
             return True
-        listing = self._intents.list()
         for intent in listing.intents:
             if intent.command == id_ and self._origin(intent) is not None:
                 self._give_up(intent, origin)  # Somebody else was at it.
                 return True
-        if any(name.command == id_ for name in listing.commands):
+        if there:
             self._hold(origin, self._clock.monotonic())
             return True
         return False
+
+    def _used_by(self, id_: str, there: list[CommandName]) -> str | None:
+        """Return the fingerprint of the command that has this id in the run; None when none has.
+
+        It is "" for a local one. The run takes an id once, whoever used it.
+        """
+        known = self._outcomes.known.get(id_)
+        if known is not None:
+            return known.origin.fingerprint
+        if id_ in self._outcomes.others:
+            return ""
+        for command in filter(None, map(self._intents.read, there)):
+            origin = self._origin_in(command)
+            return origin.fingerprint if origin is not None else ""
+        return None
 
     # --- from the run to the server ---------------------------------------------------------------
 
@@ -500,6 +524,10 @@ class RunPull:
             hand.renewed_at = now
 
     def _say(self, origin: Origin, body: dict[str, Any]) -> None:
-        self._calls.result(origin, body)
+        """Report a result, if the command is one of the server's and not only says so."""
+        key = (origin.id, origin.fingerprint)
+        if key in self._genuine or self._calls.has_given(origin):
+            self._genuine.add(key)
+            self._calls.result(origin, body)
         self._reported.add(origin.id)
         self._push.note_reported(origin.id)

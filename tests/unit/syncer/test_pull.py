@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launchhelm.records import Outcome, WriterId
+from launchhelm.records import Command, Outcome, WriterId
 from launchhelm.store.inbox import send
 from launchhelm.store.layout import CommandName, parse_command
 from syncer import commands
@@ -50,6 +50,7 @@ class Far:
         script: Per call, what the next ones of it raise or return.
         said: Every call but claims, with what it carried.
         during: Called in the middle of a call of that name.
+        given: Fingerprints of the commands that it has, by id.
         refuse: What the next claims raise.
     """
 
@@ -78,7 +79,6 @@ class Far:
     def get_command(self, id_: str, *, token: str | None) -> Any:
         if "get" in self.script:
             return self._answer("get", id_)
-        self.said.append(("get", id_))
         if id_ not in self.given:
             raise refused(404)
         return {"fingerprint": self.given[id_]}
@@ -565,3 +565,40 @@ def test_what_stands_in_the_way_is_noted_after_each_turn(rig: Rig) -> None:
     assert busy == f"command {ID} is under way, and the next one waits for it"
     assert said.count(refusal) >= 2, "as long as nothing was asked since"
     assert all(at is not None for _, at in rig.speaker.notes)
+
+
+@pytest.mark.parametrize(
+    ("claims", "is_ended"),
+    [(False, False), (False, True), (True, True)],
+    ids=["local, waiting", "local, applied", "as if of the server"],
+)
+def test_a_command_whose_id_another_one_has_in_the_run_is_rejected(
+    rig: Rig, claims: bool, is_ended: bool
+) -> None:
+    real = rig.command()
+    origin = commands.origin_of(rig.command(reason="another"), SERVER)
+    assert origin is not None
+    rig.far.given[ID] = real["fingerprint"]
+    server = origin.field() if claims else {}
+    if is_ended:
+        rig.run.add("oc", Outcome(ID, "applied", name="lr", server=server).body())
+        rig.turn()
+        assert rig.far.results == []
+    else:
+        send(rig.run.directory, Command(ID, "lr", {"scale": 9.0}, server=server))
+    rig.offer(real)
+    assert rig.far.results == [(ID, "rejected", "id_taken", "lease-1")]
+    assert ".srv" not in rig.names() and "begin" not in rig.far.words()
+
+
+def test_what_only_says_that_it_comes_from_the_server_is_not_spoken_of(rig: Rig) -> None:
+    rig.record("applied")
+    rig.far.given.clear()
+    rig.turn(3)
+    assert rig.far.results == [] and rig.far.claims == 3
+    rig.record("applied", OTHER)
+    rig.far.script["get"] = [lost(), refused(403)]
+    with pytest.raises(ApiError):
+        rig.turn()
+    rig.turn()
+    assert [it[0] for it in rig.far.results] == [OTHER], "a key that may not look reports"
