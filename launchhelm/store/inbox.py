@@ -12,7 +12,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,10 +26,12 @@ from launchhelm.store.manifest import write_durably
 
 MAX_COMMAND_BYTES: Final = 64 << 10
 MAX_DEPTH: Final = 32
+MAX_WAITING: Final = 1024
 MAX_LOOKS_PER_POLL: Final = 256
 MAX_CLAIMS_PER_POLL: Final = 64
 _MAX_PROBLEM: Final = 200
 _FORMAT: Final = 1
+_NEW, _GOT = "new.", "got."
 _SHARED: Final = stat.S_ISGID | stat.S_IWGRP
 
 
@@ -226,21 +228,24 @@ class Inbox:
             OSError: The inbox or the attempts cannot be listed.
         """
         started = self._clock.monotonic()
-        listed = sorted(_parsed(os.listdir(self._control)), key=_order)
+        names = os.listdir(self._control)
         took_s = self._clock.monotonic() - started
-        new = [name for name in listed if name.taken_by is None]
+        # Names sort as their orders do; looking at all of very many would cost the loop its time.
+        waiting = sorted(name for name in names if name.startswith(_NEW))
+        new = _parsed(waiting[:MAX_WAITING])
+        taken = _parsed(name for name in names if name.startswith(_GOT))
         superseded = bool(new or holds_claims) and self.is_superseded()
         self._remember([] if superseded else new)
         # A rename whose answer was lost is repeated by the file system's client and then fails;
         # the listing shows that it succeeded.
-        mine = [name for name in listed if name.taken_by == self._writer and name not in self._mine]
+        mine = [name for name in taken if name.taken_by == self._writer and name not in self._mine]
         arrivals = [self._arrived(name) for name in mine[:MAX_CLAIMS_PER_POLL]]
         ready = [name for name in self._seen if may_claim or self._has_expired(name)]
         for name in sorted(ready, key=self._turn)[: MAX_CLAIMS_PER_POLL - len(arrivals)]:
             arrival = self._claim(name)
             if arrival is not None:
                 arrivals.append(arrival)
-        strangers = [name for name in listed if name.taken_by not in (None, self._writer)]
+        strangers = [name for name in taken if name.taken_by != self._writer]
         return Look(arrivals, strangers, superseded, took_s)
 
     def is_superseded(self) -> bool:
@@ -424,7 +429,7 @@ def _read(path: Path) -> tuple[bytes, os.stat_result]:
         os.close(descriptor)
 
 
-def _parsed(names: list[str]) -> list[CommandName]:
+def _parsed(names: Iterable[str]) -> list[CommandName]:
     return [name for name in map(parse_command, names) if name is not None]
 
 
