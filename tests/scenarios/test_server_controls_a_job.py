@@ -52,7 +52,7 @@ def test_every_rank_the_run_and_the_server_tell_the_same_of_each_command(
             try:
                 desk.capability("erase")  # The last one that the job offers.
                 offered = capabilities(desk)
-                plan = [*orders(sorted(offered), count - 1, seed=count), PARTIAL_FAILURE]
+                plan = [*orders(sorted(offered), count - 1, seed=5), PARTIAL_FAILURE]
                 for order in plan:
                     began = time.monotonic()
                     given += give(desk, order, offered[order.name])

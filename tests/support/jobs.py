@@ -74,11 +74,11 @@ def started_job(
         yield process
     except BaseException as error:
         _kill(mark)
-        error.add_note(f"The job said:\n{process.communicate()[0]}")
+        error.add_note(f"The job said:\n{process.communicate(timeout=30.0)[0]}")
         raise
-    finally:
+    else:
         _kill(mark)
-        process.communicate()
+        process.communicate(timeout=30.0)
 
 
 def end_of_job(process: subprocess.Popen[str], *, timeout_s: float = 100.0) -> Job:

@@ -27,7 +27,7 @@ import launchhelm
 import launchhelm.torch as lht
 from launchhelm.controls import schema
 from launchhelm.models import opaque_schema
-from launchhelm.torch._built_in import DEFAULT_CONTROLS
+from launchhelm.torch._built_in import KNOWN_CONTROLS
 from tests.support.orders import UNLUCKY
 
 
@@ -71,7 +71,7 @@ def train(root: str, notes: Path) -> None:
     tr = lht.init("quickstart", name="controlled", state_dir=root)
     if dist.get_rank() == dist.get_world_size() - 1:
         optimizer.param_groups[0] = Group(optimizer.param_groups[0])
-    tr.watch(model, optimizer, controls=DEFAULT_CONTROLS, eval_fn=evaluate)
+    tr.watch(model, optimizer, controls=KNOWN_CONTROLS, eval_fn=evaluate)
     gain = tr.tunable("gain", 0.5, minimum=0.0, maximum=1.0)
     depth = tr.tunable("depth", 3, minimum=1, maximum=9)
     mode = tr.tunable("mode", "plain", choices=["plain", "noisy"])
@@ -98,6 +98,8 @@ def train(root: str, notes: Path) -> None:
             "grad_clip": tr.grad_clip,
             "dropout": dropout.p,
             "eval": evals,
+            "stop_requested": tr.stop_requested,
+            "paused": False,  # Else it would not come here.
             "set_gain": gain.value,
             "set_depth": depth.value,
             "set_mode": mode.value,

@@ -1,17 +1,17 @@
 """What may be commanded of `noting_job`, rightly and wrongly, and what must become of it. Pure.
 
-orders(["lr", "set_gain"], 25, seed=1)      # every kind of each, in a random order
+orders(["lr", "set_gain"], 25, seed=1)
 order.effect(held)                          # what each rank must hold afterwards
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-UNLUCKY = 0.0123
+UNLUCKY = 0.7
 """A learning rate that the last rank accepts and cannot set."""
 
 Held = Mapping[str, Any]
@@ -31,6 +31,7 @@ class Order:
         code: Why, where it is not applied.
         effect: What of the held values is another one afterwards, and which.
         local: Whether one process acts alone.
+        then: What must be ordered next.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Order:
     code: str = ""
     effect: Effect = lambda held: {}
     local: bool = False
+    then: tuple[Order, ...] = ()
 
 
 PARTIAL_FAILURE = Order("lr", {"lr": UNLUCKY, "group": 0}, "outcome_unknown", "DivergedStateError")
@@ -48,17 +50,25 @@ Kind = Callable[[Dice], Order]
 """Makes an order of one kind."""
 
 
-def orders(names: Iterable[str], count: int, *, seed: int) -> list[Order]:
-    """Return orders for these controls: every kind once, then more up to the count, shuffled.
+def orders(names: Sequence[str], count: int, *, seed: int) -> list[Order]:
+    """Return orders for these controls, in a random sequence.
+
+    Each control is rightly ordered once at least; as far as the count reaches, every kind of order
+    there is comes once, and then any again.
 
     Raises:
         KeyError: Nothing here knows what the control does.
     """
     dice = random.Random(seed)
-    kinds = [kind for name in names for kind in KINDS[name]]
-    chosen = [*kinds, *dice.choices(kinds, k=max(0, count - len(kinds)))]
+    chosen = [KINDS[name][0] for name in names]
+    others = [kind for name in names for kind in KINDS[name][1:]]
+    dice.shuffle(others)
+    chosen += others[: max(0, count - len(chosen))]
+    chosen += dice.choices(chosen, k=max(0, count - len(chosen)))
     dice.shuffle(chosen)
-    return [kind(dice) for kind in chosen]
+    # A loop that was told to stop can be told everything but to pause.
+    made = sorted((kind(dice) for kind in chosen), key=lambda order: order.name == "stop")
+    return [each for order in made for each in (order, *order.then)]
 
 
 def _refused(name: str, *inputs: Mapping[str, Any]) -> Kind:
@@ -132,6 +142,18 @@ def _ping(dice: Dice) -> Order:
     return Order("ping", dice.choice([{}, {"echo": "ö"}]))
 
 
+def _pause(dice: Dice) -> Order:
+    return Order("pause", {}, effect=lambda held: {"paused": True}, then=(_resume(dice),))
+
+
+def _resume(dice: Dice) -> Order:
+    return Order("resume", {}, effect=lambda held: {"paused": False})
+
+
+def _stop(dice: Dice) -> Order:
+    return Order("stop", {}, effect=lambda held: {"stop_requested": True})
+
+
 def _eval(dice: Dice) -> Order:
     return Order("eval", {}, effect=lambda held: {"eval": held["eval"] + 1})
 
@@ -162,6 +184,7 @@ def _at(held: Held, name: str, index: int, value: float) -> dict[str, Any]:
 
 
 KINDS: Mapping[str, Sequence[Kind]] = {
+    # The first kind of each is one that is applied.
     "lr": (
         _rates_scaled,
         _rate_of_one_group,
@@ -189,6 +212,9 @@ KINDS: Mapping[str, Sequence[Kind]] = {
         _refused("dropout", {"p": 1.5}, {"p": True}),
     ),
     "ping": (_ping, _refused("ping", {"text": "x"})),
+    "pause": (_pause, _refused("pause", {"for_s": 1})),
+    "resume": (_resume,),
+    "stop": (_stop,),
     "eval": (_eval, _refused("eval", {"p": 1})),
     "set_gain": (
         _value("set_gain", 0, 0.25, 1.0),
