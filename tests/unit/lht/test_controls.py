@@ -1,4 +1,4 @@
-"""The lr control: judged before anything changes, applied to every group, restored exactly."""
+"""Payloads and schemas of all controls; lr: judged before anything changes, restored exactly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 
 from launchhelm.controls import schema
-from launchhelm.torch._controls import canonical, capability
+from launchhelm.torch._built_in import KNOWN_CONTROLS, BuiltIn
+from launchhelm.torch._controls import Control, canonical, capability
 from launchhelm.torch._learning_rate import LearningRate
 from launchhelm.torch._plant import Plant
 from launchhelm.torch._schedulers import Rates
@@ -46,19 +47,57 @@ def vectors(function: str, **wanted: Any) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("case", vectors("torch_control_payload", control="lr"))
-def test_payloads_of_lr_are_judged_as_hosted_launchhelm_judges_them(case: Any) -> None:
-    control = lr_control(*[0.1] * case["input"]["param_groups"])
-    problem = control.problem(json.loads(case["input"]["payload_json_text"]))
+def made(name: str, group_count: int) -> Control:
+    """Make a built-in control for a small model."""
+    given = optimizer(*[0.1] * group_count)
+    offered: dict[str, Control] = {}
+    built_in = BuiltIn(
+        offer=lambda control: offered.update({control.name: control}),
+        withdraw=lambda name: None,
+        limit=None,
+        world_size=1,
+        log=lambda values: None,
+        notice=lambda text: None,
+    )
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.1))
+    built_in.watch(model, given, None, KNOWN_CONTROLS, dict)
+    return offered[name]
+
+
+def of_controls(function: str) -> list[Any]:
+    """Vectors of one function, without those of the control that is to come."""
+    return [it for it in vectors(function) if it.values[0]["input"]["control"] != "checkpoint"]
+
+
+@pytest.mark.parametrize("case", of_controls("torch_control_payload"))
+def test_payloads_are_judged_as_hosted_launchhelm_judges_them(case: Any) -> None:
+    given = case["input"]
+    control = made(given["control"], given["param_groups"])
+    problem = control.problem(json.loads(given["payload_json_text"]))
     assert ("rejected" if problem else "accepted") == case["expected"], problem
 
 
-@pytest.mark.parametrize("case", vectors("torch_control_schema", control="lr"))
-def test_the_schema_of_lr_is_the_hosted_one_and_our_optional_field(case: Any) -> None:
-    ours = json.loads(json.dumps(LearningRate.input_schema))
-    added = ours["root"]["fields"].pop()
+OURS = {
+    "lr": {"keep_ratios"},
+    "weight_decay": {"scale", "skip_zero"},
+    "dropout": {"skip_zero"},
+}
+"""Fields that the hosted controls do not have."""
+
+
+@pytest.mark.parametrize("case", of_controls("torch_control_schema"))
+def test_schemas_are_the_hosted_ones_and_our_optional_fields(case: Any) -> None:
+    name = case["input"]["control"]
+    ours = json.loads(json.dumps(made(name, 1).input_schema))
+    fields = ours["root"]["fields"]
+    added = [each for each in fields if each["name"] in OURS.get(name, ())]
+    assert {each["name"] for each in added} == OURS.get(name, set())
+    assert all(each["optional"] for each in added)
+    ours["root"]["fields"] = [each for each in fields if each not in added]
+    if name == "weight_decay":
+        # Where scale stands, value does not.
+        assert ours["root"]["fields"][0].pop("optional") is True
     assert ours == case["expected"]
-    assert added["name"] == "keep_ratios" and added["optional"] is True
 
 
 @pytest.mark.parametrize("case", vectors("tunable_schema"))
