@@ -36,6 +36,8 @@ _WHY: Final = {
     "begin_uncertain": "the server could not be asked before it would have reached the run",
     "fingerprint_mismatch": "what arrived is not what was submitted",
     "handler_unavailable_or_changed": "the run does not offer this control any more, or changed it",
+    "id_taken": "the run has had another command of the same id",
+    "inbox_unavailable": "whoever syncs the run could not write its inbox",
     "local_validation": "the run does not take this value; its own log may say why",
     "not_permitted": "whoever syncs the run may not control it",
     "rank_gone": "a process has left the group",

@@ -235,11 +235,17 @@ def test_the_clock_of_a_server_of_ours_decides_how_long_a_command_is_valid() -> 
 @pytest.mark.parametrize(
     ("told", "issuer"),
     [
-        ({"submitted_by": "alice (key 0199f3a2)"}, "alice (key 0199f3a2) by way of https://lan"),
-        ({}, "https://lan"),
-        ({"submitted_by": 7}, "https://lan"),
-        ({"submitted_by": "\ud800" + 5000 * "a"}, "?" + 319 * "a" + " by way of https://lan"),
+        (
+            {"submitted_by": "alice (key 0199f3a2)"},
+            "alice (key 0199f3a2) by way of https://lan.example",
+        ),
+        ({}, "https://lan.example"),
+        ({"submitted_by": 7}, "https://lan.example"),
+        (
+            {"submitted_by": "\ud800" + 5000 * "a"},
+            "?" + 319 * "a" + " by way of https://lan.example",
+        ),
     ],
 )
 def test_who_gave_a_command_is_what_its_server_tells(told: dict[str, Any], issuer: str) -> None:
-    assert commands.issuer({**command(), **told}, "https://lan") == issuer
+    assert commands.issuer({**command(), **told}, "https://lan.example") == issuer
