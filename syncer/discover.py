@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -215,6 +216,16 @@ def is_growing(directory: Path) -> bool:
     except OSError:
         return False
     return any(True not in files[max(files)] for files in listing.values())
+
+
+def changed_lately(directory: Path, within_s: float) -> bool:
+    """Whether the files of a run's data say so, by their server's clock and ours: a first guess."""
+    try:
+        with os.scandir(directory / layout.DATA) as entries:
+            newest = max((entry.stat().st_mtime for entry in entries), default=0.0)
+    except OSError:
+        return False
+    return time.time() - newest < within_s
 
 
 class Wakeup:

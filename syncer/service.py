@@ -5,7 +5,8 @@ server (it is busy, out of reach, or refuses the key) holds all runs; what conce
 that run only. Only runs that may still grow keep anything open.
 
 One thread turns the loop. `stop` and `wake` may be called from any, and the plain attributes of
-`Service` and `Work` may be read from any.
+`Service` and `Work` may be read from any. Whoever uses the push of a run holds its `Work.lock`; the
+threads of the pulse never wait for it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,21 @@ from launchhelm._settings import STATE_DIR
 from launchhelm.errors import ConfigError, LaunchHelmError
 from syncer import retry, status
 from syncer.api.answers import ApiError
-from syncer.discover import INTERVAL_S, Discovery, Place, data_mark, is_growing, stretched
+from syncer.discover import (
+    INTERVAL_S,
+    Discovery,
+    Place,
+    changed_lately,
+    data_mark,
+    is_growing,
+    stretched,
+)
+from syncer.pulse import Pulse
 from syncer.work import FAILED_S, SLICE_S, Hold, Pull, Push, Queue, Report, Work
 
 HEARTBEAT_S: Final = 15.0
+PULSE_S: Final = HEARTBEAT_S - 2.0
+"""Before the slices come to it, so that these need not wait for the answers."""
 NEWS_S: Final = 1.0
 """What can be commanded is told so soon, and a coordinator that moves is noticed."""
 
@@ -51,10 +63,18 @@ REFUSALS: Final = 3
 """A pass ends when the key is refused for so many runs before it was accepted for one."""
 
 MAX_OPEN: Final = 64
-"""Runs that are kept open between two looks."""
+"""Runs that stand still and are kept open between two looks."""
+STILL_S: Final = 120.0
+"""A run that has not moved for so long stands still. Closing one that moves would not end: opened
+again, it has to be seen to move before anything is said of it."""
 
 EVENT_GAP_S: Final = 0.5
 """File events bring a look forward, but no closer to the one before."""
+
+SHARE: Final = 0.4
+"""Of the loop's time that the live runs may take together; many are looked at more rarely."""
+CROWDED_S: Final = 12.0
+"""The longest pause between two looks at a run for that reason."""
 
 _log = logging.getLogger("launchhelm")
 
@@ -116,6 +136,8 @@ class Service:
         self._event = threading.Event()
         self._wait = wait or self._sleep
         self._woken: dict[Path, bool] = {}
+        self._live_count = 0
+        self._pulse = Pulse(self._beat_beside, PULSE_S, clock)
 
     # --- from any thread --------------------------------------------------------------------------
 
@@ -126,6 +148,9 @@ class Service:
 
     def wake(self, directory: Path, *, at_once: bool = False) -> None:
         """Look at one run soon, or for new runs when it is none that we know."""
+        work = self.work.get(directory)
+        if not at_once and work is not None and work.due <= self._soon(work):
+            return  # Many events of one run turn the loop once.
         self._woken[directory] = at_once or self._woken.get(directory, False)
         self._event.set()
 
@@ -141,6 +166,7 @@ class Service:
                 if wait_s > 0:
                     self._wait(wait_s)
         finally:
+            self._pulse.stop()
             for work in self.work.values():
                 self._close(work)
 
@@ -185,6 +211,7 @@ class Service:
                 work = self.work[place.directory] = Work(place, grew_at=now)
                 work.is_live = is_growing(place.directory)
                 self._put(work, now)
+        self._live_count = sum(work.is_live for work in self.work.values())
 
     def _take_woken(self, now: float) -> None:
         while self._woken:
@@ -193,9 +220,13 @@ class Service:
             if work is None:
                 self._look_at = min(self._look_at, now + EVENT_GAP_S)
             elif work.state != "failed":
-                soon = now if at_once else max(now, work.served_at + EVENT_GAP_S)
+                soon = now if at_once else max(now, self._soon(work))
                 if soon < work.due < float("inf"):
                     self._put(work, soon)
+
+    def _soon(self, work: Work) -> float:
+        """When an event of a run may have it looked at."""
+        return work.served_at + max(EVENT_GAP_S, work.pause_s)
 
     def _put(self, work: Work, due: float) -> None:
         work.due = due
@@ -216,6 +247,10 @@ class Service:
     # --- one run ----------------------------------------------------------------------------------
 
     def _serve(self, work: Work) -> None:
+        with work.lock:
+            self._serve_alone(work)
+
+    def _serve_alone(self, work: Work) -> None:
         started = work.served_at = self._clock.monotonic()
         try:
             if self._must_connect and not self._connected(work, started):
@@ -225,6 +260,8 @@ class Service:
                 return
             if work.push is None:
                 work.push = self._open_push(work.place)
+                if changed_lately(work.place.directory, STILL_S):
+                    work.moved_at = started
             if not work.push.acquire():
                 self._stop_pull(work)
                 self._held(work, work.push)
@@ -316,6 +353,21 @@ class Service:
                 work.pull = self._open_pull(work.place, push)
             if not work.pull.is_running:
                 work.pull.start()
+            self._pulse.follow(work)
+
+    def _beat_beside(self, work: Work) -> None:
+        """Say who lives between two slices, on a thread of the pulse."""
+        now = self._clock.monotonic()
+        hold = self.hold
+        if self._must_connect or (hold is not None and now < hold.until):
+            return
+        if work.lock.acquire(blocking=False):
+            try:
+                if work.push is not None and now - work.beat_at >= PULSE_S:
+                    work.beat_at = now
+                    work.push.heartbeat(commands=True)
+            finally:
+                work.lock.release()
 
     def _settle(self, work: Work, push: Push) -> bool:
         """Have the outcomes of commands reported where no thread does it; False while some wait."""
@@ -336,13 +388,16 @@ class Service:
         if report.batches:
             self._answered()
             work.grew_at = self._clock.monotonic()
+            if work.state == "sent":
+                work.moved_at = work.grew_at
 
     def _rest(self, work: Work, took_s: float) -> None:
         """Look again after a while: later where nothing has come for long, or looking is slow."""
         if not self._watch:
             return
         now = self._clock.monotonic()
-        idle_s = max(INTERVAL_S, (now - work.grew_at) / _SHARE_OF_SILENCE)
+        work.pause_s = min(CROWDED_S, self._live_count * took_s / SHARE)
+        idle_s = max(INTERVAL_S, (now - work.grew_at) / _SHARE_OF_SILENCE, work.pause_s)
         longest_s = LONGEST_IDLE_S
         if work.pull is not None and work.push is not None and work.push.voice is not None:
             # Whoever takes commands is heard of regularly, however little it says.
@@ -370,6 +425,11 @@ class Service:
             pull.stop()
 
     def _close(self, work: Work) -> None:
+        with work.lock:
+            self._close_alone(work)
+
+    def _close_alone(self, work: Work) -> None:
+        self._pulse.forget(work)
         self._stop_pull(work)
         push, work.push = work.push, None
         if push is None:
@@ -380,13 +440,16 @@ class Service:
             _log.warning("Closing %s: %s", work.place.directory, error)
 
     def _close_idle(self) -> None:
-        opened = [
+        now = self._clock.monotonic()
+        still = [
             work
             for work in self.work.values()
-            if work.push is not None and (self._open_pull is None or work.push.voice is None)
+            if work.push is not None
+            and (self._open_pull is None or work.push.voice is None)
+            and now - work.moved_at >= STILL_S
         ]
-        if len(opened) > MAX_OPEN:
-            self._close(min(opened, key=lambda work: work.grew_at))
+        if len(still) > MAX_OPEN:
+            self._close(min(still, key=lambda work: work.grew_at))
 
     # --- trouble ----------------------------------------------------------------------------------
 

@@ -20,6 +20,8 @@ from syncer.idmap import IdMap
 from syncer.keys import Keys
 
 BEAT_S: Final = 15.0
+EARLY_S: Final = 3.0
+"""A little early rather than a whole interval late: callers come by every 15 s, about."""
 STEP_EXTENSION: Final = "heartbeat.step"
 
 
@@ -139,8 +141,7 @@ class Sessions:
 
     def _is_due(self, speaker: _Speaker, now: float, wanted: frozenset[str]) -> bool:
         moved = speaker.moved_at is not None and now - speaker.moved_at < SILENT_S
-        # A little early rather than a whole interval late.
-        is_time = now - speaker.beat_at >= BEAT_S - 1.0 or not wanted <= speaker.safe_points
+        is_time = now - speaker.beat_at >= BEAT_S - EARLY_S or not wanted <= speaker.safe_points
         return moved and not speaker.is_fenced and is_time
 
     def _beat(

@@ -134,6 +134,7 @@ class Work:
         pending: Records that wait, as far as known.
         noted: What was noted beside the run last; None while nothing was.
         caught_up_at: What was durable at this time of the monotonic clock is on the server.
+        moved_at: When it was last seen to grow, or its files told so when it was opened.
         pause_s: An event brings a look forward, but no closer than this to the one before.
         lock: Held by whoever uses the push.
         is_over: It has ended, here and on the server, or is left alone; only new files of it count.
@@ -153,6 +154,7 @@ class Work:
     pull: Pull | None = field(default=None, repr=False)
     due: float = 0.0
     grew_at: float = 0.0
+    moved_at: float = float("-inf")
     beat_at: float = float("-inf")
     served_at: float = float("-inf")
     pause_s: float = 0.0

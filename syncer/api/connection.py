@@ -30,7 +30,8 @@ OBJECT_TOTAL_S: Final = 900.0
 """A part of 64 MiB at 75 kB/s."""
 KEEP_ALIVE_S: Final = 30.0
 MAX_CONNECTIONS: Final = 1024
-"""A parked claim takes one for as long as it waits, and there may be as many as live runs."""
+"""A parked call takes one for as long as it waits, and there may be as many as live runs. They have
+a pool of their own, for each call looks at every connection of its pool."""
 
 
 class Trust:
@@ -87,6 +88,7 @@ class Connection:
         problem = ""
         try:
             self._api = self._open(transport)
+            self._parked = self._open(transport)
             self._objects = self._open(transport)
         except (ValueError, ImportError, httpx.InvalidURL):
             problem = "The proxy that the environment names cannot be used."
@@ -96,6 +98,7 @@ class Connection:
     def close(self) -> None:
         """Close every connection."""
         self._api.close()
+        self._parked.close()
         self._objects.close()
 
     def call(
@@ -118,7 +121,7 @@ class Connection:
             headers: The key among them.
             params: Query.
             body: JSON.
-            read_timeout_s: Where the server is asked to wait.
+            read_timeout_s: Where the server is asked to wait; None where it is not.
             secret: What must not be repeated from the server's words.
             on_sent: Called when the network has taken the body.
 
@@ -132,7 +135,7 @@ class Connection:
         failure: ApiError
         try:
             with _stream(
-                self._api,
+                self._api if read_timeout_s is None else self._parked,
                 method,
                 url,
                 headers,

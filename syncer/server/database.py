@@ -77,14 +77,20 @@ class Database:
             raise StorageError(f"The database {path} cannot be opened: {error}.") from error
 
     @contextlib.contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
+    def write(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
         """Lend the writing connection inside a transaction that is durable when the block ends.
 
         One at a time. An exception rolls back and passes. Never nested: it would wait for itself.
+
+        Args:
+            durable: False leaves that to the next transaction that is: a power cut takes it back
+                whole, and a process that is killed does not.
         """
         with self._writing:
-            self._writer.execute("BEGIN IMMEDIATE")
+            if not durable:
+                self._writer.execute("PRAGMA synchronous = NORMAL")
             try:
+                self._writer.execute("BEGIN IMMEDIATE")
                 yield self._writer
                 self._writer.execute("COMMIT")
             except BaseException:
@@ -92,6 +98,9 @@ class Database:
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
                 raise
+            finally:
+                if not durable:
+                    self._writer.execute("PRAGMA synchronous = FULL")
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:

@@ -197,7 +197,8 @@ def _heartbeat(
 ) -> dict[str, Any]:
     epoch = _epoch(body)
     wanted = _safe_points(body.get("safe_points"))
-    with server.database.write() as connection:
+    # That somebody lives is said again soon; a safe point is not.
+    with server.database.write(durable=bool(wanted)) as connection:
         participant = _participant(connection, caller, request)
         session = newest(connection, participant["id"])
         if session is None or epoch > session["epoch"]:

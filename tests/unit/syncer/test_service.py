@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -514,9 +515,14 @@ def test_a_failed_run_is_tried_again_later(rig: Rig) -> None:
     assert service.work[path].points == 4 and service.work[path].state == "sent"
 
 
-def test_no_more_runs_are_kept_open_than_a_limit(rig: Rig) -> None:
+@pytest.mark.parametrize("is_moving", [False, True])
+def test_no_more_runs_that_stand_still_are_kept_open_than_a_limit(
+    rig: Rig, is_moving: bool
+) -> None:
     for _ in range(MAX_OPEN + 10):
-        rig.run(*[sent(1)] * 3)
+        path = rig.run(*([sent(1)] * 3 if is_moving else [sent(1)]))
+        for each in (path / "data").iterdir():
+            os.utime(each, (0, 0))
     service = rig.service(watch=True, until=20.0)
     most = 0
     wait = service._wait
@@ -528,7 +534,11 @@ def test_no_more_runs_are_kept_open_than_a_limit(rig: Rig) -> None:
 
     service._wait = waiting
     service.run()
-    assert 0 < most <= MAX_OPEN
+    if is_moving:
+        assert most == MAX_OPEN + 10
+        assert len(rig.opened) <= 2 * most, "closed and opened again and again"
+    else:
+        assert 0 < most <= MAX_OPEN
 
 
 def test_waking_brings_a_look_forward(rig: Rig) -> None:
