@@ -371,6 +371,6 @@ def _offered(run: Path) -> set[str]:
 
 def _heard(run: Path, rank: int, leaver: int | None) -> bool:
     return any(
-        f"rank {leaver} on" in str(record.body.get("text"))
+        f"rank {leaver} " in str(record.body.get("text"))
         for record in records(run, "ev", rank=rank)
     )
