@@ -174,6 +174,11 @@ class Facts:
         """Return the capabilities of a coordinator as it recorded them, the newest of each name."""
         return [body for _, body in self._offers.get(writer, {}).values()]
 
+    @property
+    def offering(self) -> frozenset[WriterId]:
+        """Coordinators, of any attempt, that could be commanded."""
+        return frozenset(self._offers)
+
     def safe_points(self, writer: WriterId) -> frozenset[str]:
         """Return the safe points that a coordinator has said it passes."""
         return frozenset(self._safe_points.get(writer, ()))

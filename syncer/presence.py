@@ -22,6 +22,7 @@ from launchhelm.views import Observer, ParticipantView, RunView
 from syncer.api.answers import ApiError
 from syncer.commands import Voice
 from syncer.delivery import Delivery
+from syncer.facts import Facts
 
 VOICE_S: Final = 60.0
 """Commands are claimed only while the coordinator was seen to move this recently."""
@@ -84,10 +85,12 @@ class Presence:
         """Bring the run's document up to date, and end the sessions of processes that ended."""
         if not delivery.state.run:
             delivery.enter()  # A run without a point is a run all the same.
-        for writer in delivery.sessions.writers:
-            if delivery.facts.has_ended(writer):
-                delivery.sessions.end(writer)
         facts, state = delivery.facts, delivery.state
+        # Of coordinators also those that an earlier process of ours spoke for: what still waits for
+        # them on the server is answered by the end of their session, and by nothing else.
+        for writer in {*delivery.sessions.writers, *facts.offering}:
+            if self._is_over(facts, writer):
+                delivery.sessions.end(writer, epoch=state.epochs.get(str(writer), ""))
         if self.voice is not None and facts.has_ended(self.voice.writer):
             self.voice = None
         if facts.version == self._described or not state.run or state.is_closed:
@@ -98,6 +101,13 @@ class Presence:
             return  # `close_run` writes all of it, once that is certain.
         _update_run(delivery)
         self._described = facts.version
+
+    def _is_over(self, facts: Facts, writer: WriterId) -> bool:
+        """Whether a process has ended, or a newer attempt has taken over from it."""
+        if facts.has_ended(writer) or writer.attempt < facts.attempt:
+            return True
+        leader = self.coordinator
+        return leader is not None and leader.writer == writer and bool(leader.end)
 
     def close_run(self, delivery: Delivery) -> bool:
         """End the sessions and close the run on the server; False when it cannot be closed yet."""
@@ -155,6 +165,14 @@ class Presence:
         if leader is None or session is None or moved_at is None or silence:
             self.voice, self.silence = None, silence
             return
+        if str(leader.writer) not in delivery.state.epochs:
+            # Whoever comes after us ends this session, once its process is over.
+            delivery.journal.write(
+                {
+                    "participants": {str(leader.writer): delivery.ids.participant(leader.writer)},
+                    "epochs": {str(leader.writer): str(session["epoch"])},
+                }
+            )
         self.voice = Voice(
             writer=leader.writer,
             participant=delivery.ids.participant(leader.writer),
