@@ -64,6 +64,9 @@ RENEW_S: Final = 15.0
 BEGIN_S: Final = 40.0
 """A `begin` must be certain within this time of the claim, well before its lease lapses."""
 
+OFFER_S: Final = 5.0
+"""How long an offer may be known to others and not to us."""
+
 LATE_S: Final = 120.0
 """How long after a command's own end a silent run is waited for."""
 
@@ -90,6 +93,11 @@ class Speaker(Protocol):
     def extensions(self) -> frozenset[str]: ...
     @property
     def silence(self) -> str: ...
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another syncer has taken over; looks at the lease."""
+        ...
+
     @property
     def scope(self) -> Mapping[str, str]:
         """Of the run on the server; empty before it is there."""
@@ -282,9 +290,27 @@ class RunPull:
             # A server that does not hold a claim must not be asked without a pause.
             took_s = self._clock.monotonic() - asked
             return 0.0 if took_s > wait_s / 2 else IDLE_S
+        voice = self._knowing(command, voice)
         with self._busy:
             self._take(command, voice)
         return 0.0
+
+    def _knowing(self, command: Mapping[str, Any], voice: Voice) -> Voice:
+        """Return a voice of the same process that knows what a command is for, if there is one.
+
+        While the claim waited, more may have been offered. Whoever gives commands sees an offer a
+        moment before it is in our voice, which is therefore waited for.
+        """
+        wanted = commands.capability_of(command)
+        deadline = self._clock.monotonic() + OFFER_S
+        while wanted not in voice.offers and self._clock.monotonic() < deadline:
+            newest = self._push.voice
+            if self._is_stopped or newest is None or newest.session != voice.session:
+                break
+            if newest is voice:
+                self._sleep(QUICK_S)
+            voice = newest
+        return voice
 
     def _pace(self, took_s: float) -> float:
         """How long until the records are looked at again: a change is seen soon, but neither a
@@ -295,7 +321,7 @@ class RunPull:
 
     def _may_claim(self, voice: Voice) -> bool:
         """Whether the run can still apply what it is given."""
-        if self._is_stopped or self._has_lapsed or self._ours():
+        if self._is_stopped or self._has_lapsed or self._ours() or self._push.is_replaced:
             return False
         numbers = map(layout.parse_attempt, os.listdir(self._directory / layout.ATTEMPTS))
         return max((number or 0 for number in numbers), default=0) <= voice.writer.attempt
@@ -303,7 +329,7 @@ class RunPull:
     # --- what there is ----------------------------------------------------------------------------
 
     def _round(self, *, fresh: bool = False) -> None:
-        """Look, report, renew."""
+        """Look, report, renew; nothing where another syncer does so by now."""
         coordinator = self._push.coordinator  # First: what it recorded before its end is then read.
         now = self._looked_at = self._clock.monotonic()
         self._ended += self._outcomes.refresh()
@@ -311,6 +337,9 @@ class RunPull:
             self._listing = self._intents.list()
             self._listed_at = now
             self._adopt(now)
+        is_busy = self._ended or self._hands or self._listing.intents
+        if is_busy and self._push.is_replaced:
+            return
         self._refuse_leftovers()
         self._report()
         for id_, hand in list(self._hands.items()):

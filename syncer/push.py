@@ -167,6 +167,16 @@ class RunPush:
         return self._lease.holder if self._lease is not None else ""
 
     @property
+    def is_replaced(self) -> bool:
+        """Whether another syncer has taken over. For any thread.
+
+        Raises:
+            OSError: The lease cannot be looked at.
+        """
+        lease = self._lease
+        return lease is not None and lease.epoch is not None and not lease.still_mine()
+
+    @property
     def problems(self) -> list[str]:
         """What of the run cannot be read, or sent, now, one sentence each."""
         return self._delivery.problems if self._delivery is not None else []

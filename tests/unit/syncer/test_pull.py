@@ -119,6 +119,7 @@ class Speaker:
         self.coordinator: Coordinator | None = Coordinator(WRITER, "", clock.now)
         self.extensions = frozenset({APPLIED_ON})
         self.scope = {"run_id": "3"}
+        self.is_replaced = False
         self.reported: frozenset[str] = frozenset()
         self.silence = ""
         self.remembered: list[str] = []
@@ -427,6 +428,35 @@ def test_a_result_that_cannot_be_sent_now_is_sent_later_and_before_anything_else
     assert rig.far.claims == 1 and rig.speaker.remembered == [ID]
 
 
+@pytest.mark.parametrize("after_s", [0.0, 0.5, 60.0], ids=["before", "soon", "never"])
+def test_what_is_offered_while_a_claim_waits_may_be_commanded_at_once(
+    rig: Rig, after_s: float
+) -> None:
+    known = rig.speaker.voice
+    assert known is not None
+    rig.speaker.voice = replace(known, offers={})
+    claim, wait, began = rig.far.claim, rig.pull._wait, rig.clock.now
+
+    def publishes() -> None:
+        if rig.clock.now - began >= after_s:
+            rig.speaker.voice = known
+
+    def claims(*given: Any, **options: Any) -> Any:
+        publishes()
+        return claim(*given, **options)
+
+    def waits(seconds: float) -> None:
+        wait(seconds)
+        publishes()
+
+    rig.far.claim = claims  # type: ignore[method-assign]
+    rig.pull._wait = waits
+    rig.offer(rig.command())
+    assert rig.names() == (["new"] if after_s < 5.0 else [])
+    if after_s >= 5.0:
+        assert [code for _, _, code, _ in rig.far.results] == ["handler_unavailable_or_changed"]
+
+
 def test_nothing_is_claimed_that_the_run_cannot_apply(rig: Rig) -> None:
     voice = rig.speaker.voice
     assert voice is not None
@@ -589,6 +619,15 @@ def test_a_command_whose_id_another_one_has_in_the_run_is_rejected(
     rig.offer(real)
     assert rig.far.results == [(ID, "rejected", "id_taken", "lease-1")]
     assert ".srv" not in rig.names() and "begin" not in rig.far.words()
+
+
+def test_whoever_was_replaced_says_and_asks_nothing_more(rig: Rig) -> None:
+    rig.offer(rig.command())
+    rig.record("applied")
+    rig.speaker.is_replaced = True
+    said, claims = list(rig.far.said), rig.far.claims
+    rig.turn(30)
+    assert (rig.far.said, rig.far.claims) == (said, claims)
 
 
 def test_what_only_says_that_it_comes_from_the_server_is_not_spoken_of(rig: Rig) -> None:
