@@ -62,6 +62,11 @@ class Voice:
     offers: Mapping[str, Offer] = field(default_factory=dict)
     until: float = float("inf")
 
+    @property
+    def session(self) -> tuple[str, str]:
+        """Participant and epoch, which commands are given to."""
+        return self.participant, self.epoch
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -117,6 +122,13 @@ def origin_of(command: Mapping[str, Any], server: str) -> Origin | None:
     return Origin.parse(found, server)
 
 
+def capability_of(command: Mapping[str, Any]) -> str:
+    """Return the server's id of what a command is for; "" when it does not say."""
+    request = command.get("request")
+    capability = request.get("capability") if isinstance(request, dict) else None
+    return str(capability.get("id")) if isinstance(capability, dict) else ""
+
+
 def server_time(command: Mapping[str, Any], voice: Voice, now: float) -> float:
     """Return the server's wall clock at the claim; ours, `now`, where it does not say.
 
@@ -153,12 +165,10 @@ def refusal(command: Mapping[str, Any], voice: Voice, now: float) -> str:
         return "fingerprint_mismatch"
     if fingerprint != command.get("fingerprint"):
         return "fingerprint_mismatch"
-    if (request.get("participant_id"), request.get("epoch")) != (voice.participant, voice.epoch):
+    if (request.get("participant_id"), request.get("epoch")) != voice.session:
         return "epoch_superseded"
-    capability = request.get("capability")
-    capability = capability if isinstance(capability, dict) else {}
-    offer = voice.offers.get(str(capability.get("id")))
-    if offer is None or capability.get("revision") != offer.revision:
+    offer = voice.offers.get(capability_of(command))
+    if offer is None or request["capability"].get("revision") != offer.revision:
         return "handler_unavailable_or_changed"
     if request.get("safe_point") not in offer.safe_points:
         return "undeclared_safe_point"
