@@ -67,9 +67,6 @@ BEGIN_S: Final = 40.0
 OFFER_S: Final = 5.0
 """How long an offer may be known to others and not to us."""
 
-OFFER_S: Final = 5.0
-"""How long an offer may be known to others and not to us."""
-
 LATE_S: Final = 120.0
 """How long after a command's own end a silent run is waited for."""
 
@@ -293,7 +290,6 @@ class RunPull:
             # A server that does not hold a claim must not be asked without a pause.
             took_s = self._clock.monotonic() - asked
             return 0.0 if took_s > wait_s / 2 else IDLE_S
-        voice = self._knowing(command, voice)
         voice = self._knowing(command, voice)
         with self._busy:
             self._take(command, voice)
