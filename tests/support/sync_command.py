@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from launchhelm.store.layout import parse_writer
 from syncer.naming import RUN_LABEL, STREAM_LABEL, WRITER_LABEL, StreamKey
@@ -93,15 +93,21 @@ class SyncCommand:
         assert "Traceback" not in done.stderr, done.stderr
         return Synced(done.returncode, done.stdout, done.stderr)
 
-    def start(self, *words: object, change: str = "") -> subprocess.Popen[str]:
-        """Start a pass and do not wait for it."""
+    def start(
+        self, *words: object, change: str = "", output: int | IO[Any] = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
+        """Start a pass and do not wait for it.
+
+        Args:
+            output: Where it says what it says.
+        """
         return subprocess.Popen(
             self._words(["sync", "--json", *words], change),
             cwd=self.path,
             env=self._environment(),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
             text=True,
         )
 

@@ -31,6 +31,7 @@ ORGANIZATION = "lab"
 PROJECT = "quickstart"
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _DEADLINE_S = 30.0
+_MAIN = "\nimport sys\nfrom launchhelm.cli import main\nsys.exit(main(sys.argv[1:]))\n"
 
 
 class HandClock:
@@ -58,6 +59,7 @@ class V1Server:
         project_key: May do everything in the project.
         data: The data directory.
         state: The server itself, when it is a thread of this process.
+        change: Python that a process executes first.
     """
 
     organization: str
@@ -68,6 +70,7 @@ class V1Server:
     url: str = ""
     state: Server | None = None
     process: subprocess.Popen[str] | None = None
+    change: str = ""
     http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=_DEADLINE_S))
 
     @property
@@ -144,13 +147,15 @@ def v1_server(
 
 
 @contextlib.contextmanager
-def v1_process(path: Path, *options: str) -> Iterator[V1Server]:
+def v1_process(path: Path, *options: str, change: str = "") -> Iterator[V1Server]:
     """Serve from a process of its own, which `kill` and `start` may end and begin again.
 
     Args:
         options: Of `launchhelm serve`.
+        change: Python that each process executes first.
     """
     known = _prepared(path)
+    known.change = change
     start(known, *options)
     try:
         with known.http:
@@ -167,8 +172,7 @@ def start(server: V1Server, *options: str) -> None:
     server.process = subprocess.Popen(
         [
             sys.executable,
-            "-m",
-            "launchhelm",
+            *(("-c", server.change + _MAIN) if server.change else ("-m", "launchhelm")),
             "serve",
             "--json",
             *("--data", str(server.data), "--port", str(port or 0)),
