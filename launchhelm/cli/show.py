@@ -92,6 +92,7 @@ def document_of(view: views.RunView, pattern: str | None) -> documents.Document:
         "processes": [documents.process_document(each) for each in view.participants],
         "controlling": view.controls.get("control"),
         "controlling_why": view.controls.get("why", ""),
+        "diverged": _diverged(view),
         "controls": [
             documents.control_document(each, values) for each in view.capabilities.values()
         ],
@@ -219,11 +220,28 @@ def _folded(processes: Sequence[views.ParticipantView]) -> str:
     return "  " + "; ".join(said)
 
 
+def _diverged(view: views.RunView) -> dict[str, dict[str, Any]]:
+    """Return {control: {rank: value}} of values that differed between ranks when last compared."""
+    found = view.controls.get("diverged")
+    return {
+        str(name): by_rank
+        for name, by_rank in (found.items() if isinstance(found, dict) else ())
+        if isinstance(by_rank, dict)
+    }
+
+
 def _print_controls(view: views.RunView, output: Output, *, every: bool) -> None:
     values = values_of(view)
     if view.controls.get("control") == "off":
         why = _wording.plain(str(view.controls.get("why") or "no reason reported"))
         output.line(output.paint(f"control is off: {why}", "bad"))
+    for name, by_rank in _diverged(view).items():
+        said = ", ".join(
+            f"{_wording.values_text(value)} on rank {_wording.plain(rank)}"
+            for rank, value in by_rank.items()
+        )
+        text = f"diverged: {_wording.plain(name)} is {said}"
+        output.line(output.paint(text, "bad"))
     if every:
         print_controls(view, output)
         return

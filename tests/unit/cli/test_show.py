@@ -106,3 +106,15 @@ def test_a_run_of_a_newer_format_is_refused_with_a_reason(root: Path, cli: Cli) 
     ran = cli("show", str(run.path))
     assert ran.code == 1
     assert "newer" in ran.err or "format" in ran.err
+
+
+def test_values_that_differ_between_ranks_are_shown_with_the_value_of_each(
+    root: Path, cli: Cli
+) -> None:
+    run = MadeRun(root, "apart", ranks=2).train()
+    differs = {"lr": {"0": [0.1], "1": [0.05]}}
+    run.report({"lr": [0.1]}, step=410, diverged=differs)
+    assert "diverged: lr is 0.1 on rank 0, 0.05 on rank 1" in cli("show", "apart").out
+    assert cli("show", "apart", "--json").document["diverged"] == differs
+    run.report({"lr": [0.1]}, step=420)
+    assert "diverged" not in cli("show", "apart").out
