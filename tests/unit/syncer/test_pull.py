@@ -457,35 +457,6 @@ def test_what_is_offered_while_a_claim_waits_may_be_commanded_at_once(
         assert [code for _, _, code, _ in rig.far.results] == ["handler_unavailable_or_changed"]
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.5, 60.0], ids=["before", "soon", "never"])
-def test_what_is_offered_while_a_claim_waits_may_be_commanded_at_once(
-    rig: Rig, after_s: float
-) -> None:
-    known = rig.speaker.voice
-    assert known is not None
-    rig.speaker.voice = replace(known, offers={})
-    claim, wait, began = rig.far.claim, rig.pull._wait, rig.clock.now
-
-    def publishes() -> None:
-        if rig.clock.now - began >= after_s:
-            rig.speaker.voice = known
-
-    def claims(*given: Any, **options: Any) -> Any:
-        publishes()
-        return claim(*given, **options)
-
-    def waits(seconds: float) -> None:
-        wait(seconds)
-        publishes()
-
-    rig.far.claim = claims  # type: ignore[method-assign]
-    rig.pull._wait = waits
-    rig.offer(rig.command())
-    assert rig.names() == (["new"] if after_s < 5.0 else [])
-    if after_s >= 5.0:
-        assert [code for _, _, code, _ in rig.far.results] == ["handler_unavailable_or_changed"]
-
-
 def test_nothing_is_claimed_that_the_run_cannot_apply(rig: Rig) -> None:
     voice = rig.speaker.voice
     assert voice is not None
