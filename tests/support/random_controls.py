@@ -145,7 +145,7 @@ class _Driver:
             return self._leave(episode)
         if lot < 0.22:
             pause, resume = Order("pause", {}), Order("resume", {})
-            for order in (pause, *self._orders(episode, 1), resume):
+            for order in (pause, self._good(episode)[0], resume):
                 self._await(episode, [self._send(episode, order)])
             return True
         stopped = self._dice.randrange(self._size) if lot < 0.35 else None
