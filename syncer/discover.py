@@ -33,6 +33,10 @@ LONGEST_INTERVAL_S: Final = 60.0
 _SHARE_OF_TIME: Final = 20.0
 """Where looking is slow, at most one part in so many of the time is spent on it."""
 
+EVENTS_S: Final = 10.0
+MAX_EVENTS: Final = 1000
+"""More events than this in that time cost more than they save."""
+
 _RUN_PARTS: Final = frozenset({layout.DATA, layout.ATTEMPTS})
 _DEEPEST: Final = 2
 """Runs lie in a root or one folder deeper."""
@@ -231,7 +235,8 @@ def changed_lately(directory: Path, within_s: float) -> bool:
 class Wakeup:
     """Calls back when files change under local roots, where watchdog is installed; else never.
 
-    Nothing depends on it: it only makes the next poll come earlier.
+    Nothing depends on it: it only makes the next poll come earlier. It ends where so many files
+    change that listening costs more than the polls that it brings forward.
     """
 
     def __init__(self, roots: Sequence[Path], wake: Callable[[Path], object]) -> None:
@@ -246,7 +251,8 @@ class Wakeup:
             # Nothing else: its own first look at many runs would drown it in events of opening.
             kinds = [getattr(events, name) for name in _Events.CLASSES]
             for root in local:
-                observer.schedule(_Events(wake), str(root), recursive=True, event_filter=kinds)
+                handler = _Events(wake, self.close)
+                observer.schedule(handler, str(root), recursive=True, event_filter=kinds)
             observer.daemon = True
             observer.start()
         except Exception:  # No inotify, or too many directories: the poll sees everything.
@@ -272,10 +278,20 @@ class _Events:
 
     CLASSES: Final = ("FileCreatedEvent", "FileModifiedEvent", "FileMovedEvent")
 
-    def __init__(self, wake: Callable[[Path], object]) -> None:
+    def __init__(self, wake: Callable[[Path], object], end: Callable[[], object]) -> None:
         self._wake = wake
+        self._end = end
+        self._since = float("-inf")
+        self._count = 0
 
     def dispatch(self, event: Any) -> None:  # Any: watchdog is optional.
+        now = time.monotonic()
+        if now - self._since > EVENTS_S:
+            self._since, self._count = now, 0
+        self._count += 1
+        if self._count > MAX_EVENTS:
+            self._end()
+            return
         for directory in _runs_of(Path(os.fsdecode(event.src_path))):
             self._wake(directory)
 

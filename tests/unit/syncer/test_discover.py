@@ -245,3 +245,21 @@ def test_reading_runs_makes_no_events_that_a_watch_would_have_to_take(root: Path
         finally:
             wakeup.close()
     assert {event.event_type for event in met} <= {"created", "modified", "moved"}
+
+
+def test_so_many_events_that_polling_is_cheaper_end_the_watch(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = MadeRun(root)
+    monkeypatch.setattr(discover, "MAX_EVENTS", 20)
+    woken: list[Path] = []
+    wakeup = discover.Wakeup([root], woken.append)
+    try:
+        if not wakeup.is_on:
+            pytest.skip("this host gives no file events")
+        for number in range(40):
+            (run.path / "data" / f"{number}").touch()  # Events of one file may be taken together.
+        until(lambda: not wakeup.is_on)
+        assert 0 < len(woken) <= 20
+    finally:
+        wakeup.close()
