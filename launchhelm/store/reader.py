@@ -233,7 +233,8 @@ class Reader:
         if meta.last >= progress.wanted:
             if meta.first > progress.wanted:
                 return meta.first
-            for record in self._records_of(path, progress.wanted):
+            left = None if limit is None else limit - len(batch)
+            for record in self._records_of(path, progress.wanted, left):
                 if record.kind == "gap":
                     self._note_gap(record)
                 elif self._kinds is None and record.seq > progress.wanted:
@@ -247,9 +248,9 @@ class Reader:
         progress.finish(name.number)
         return None
 
-    def _records_of(self, path: Path, wanted: int) -> Iterator[Record]:
+    def _records_of(self, path: Path, wanted: int, limit: int | None) -> Iterator[Record]:
         if self._kinds is None:
-            return sealed_records(path, from_seq=wanted)
+            return sealed_records(path, from_seq=wanted, limit=limit)
         return sealed_entries(path, self._kinds | {"gap"}, from_seq=wanted)
 
     def _read_journal(

@@ -14,7 +14,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
@@ -34,8 +34,9 @@ _SLICE_S: Final = 0.01
 _REST_S: Final = 0.001
 _WRITE_BYTES: Final = 1 << 20
 _INT64: Final = 1 << 63
-_RECORDS_AT_ONCE: Final = 1024
-_VALUES_AT_ONCE: Final = 8192
+_RECORDS_AT_ONCE: Final = 2048
+_VALUES_AT_ONCE: Final = 16_384
+"""Of metrics, about: what is read at a time."""
 
 Point: TypeAlias = tuple[int, int | None, float, MetricValue, str | None]
 """seq, step, time, value, axes as JSON text."""
@@ -73,9 +74,16 @@ def seal(journal: Path, *, clock: Clock = SYSTEM_CLOCK) -> Path:
 
 
 def sealed_records(
-    path: Path, *, from_seq: int = 0, kinds: Collection[str] | None = None
+    path: Path,
+    *,
+    from_seq: int = 0,
+    kinds: Collection[str] | None = None,
+    limit: int | None = None,
 ) -> Iterator[Record]:
     """Yield the records of a segment in order, from a number on, of all kinds or some.
+
+    Args:
+        limit: How many are looked at, at most.
 
     Raises:
         FileNotFoundError, StorageError: As `open_sealed`; StorageError also for a damaged page.
@@ -85,7 +93,7 @@ def sealed_records(
         raise StorageError(f"{path.name} is not the name of a segment.")
     connection = open_sealed(path)
     try:
-        yield from _records(connection, name.writer, from_seq, kinds)
+        yield from _records(connection, name.writer, from_seq, kinds, limit)
     except sqlite3.Error as error:
         raise damaged(path, error) from error
     finally:
@@ -202,16 +210,20 @@ def _sync_directory(path: Path) -> None:
 
 
 def _records(
-    connection: sqlite3.Connection, writer: WriterId, from_seq: int, kinds: Collection[str] | None
+    connection: sqlite3.Connection,
+    writer: WriterId,
+    from_seq: int,
+    kinds: Collection[str] | None,
+    limit: int | None,
 ) -> Iterator[Record]:
     first_seq, first_ms = _origin(connection)
     wanted = max(0, from_seq - first_seq)
-    bodies = _bodies(connection, wanted) if _wants_metrics(kinds) else iter(())
+    bodies = _bodies(connection, wanted, limit) if _wants_metrics(kinds) else iter(())
     head = next(bodies, None)
     rows = connection.execute(
         "SELECT r.seq, r.step, r.ms, r.axes, e.kind, e.body FROM record r "
-        "LEFT JOIN entry e ON e.seq = r.seq WHERE r.seq >= ? ORDER BY r.seq",
-        (wanted,),
+        "LEFT JOIN entry e ON e.seq = r.seq WHERE r.seq >= ? ORDER BY r.seq LIMIT ?",
+        (wanted, -1 if limit is None else limit),
     )
     for seq, step, ms, axes, kind, text in rows:
         body: dict[str, Any] = {}
@@ -238,44 +250,47 @@ def _wants_metrics(kinds: Collection[str] | None) -> bool:
 
 
 def _bodies(
-    connection: sqlite3.Connection, wanted: int
+    connection: sqlite3.Connection, wanted: int, limit: int | None
 ) -> Iterator[tuple[int, dict[str, MetricValue]]]:
-    """Yield (seq, body) of the metric records in order, fetched some records at a time.
-
-    Values of a series lie together, so each is asked once for many records; how many depends on
-    how densely they are filled, for memory must hold them.
-    """
+    """Yield (seq, body) of the metric records in order, fetched some records at a time."""
+    most = _RECORDS_AT_ONCE if limit is None else min(_RECORDS_AT_ONCE, limit)
     series = connection.execute("SELECT id, name, class FROM series ORDER BY id").fetchall()
-    (last,) = connection.execute("SELECT max(seq) FROM record").fetchone()
-    width = max(1, min(_RECORDS_AT_ONCE, _VALUES_AT_ONCE // max(1, len(series))))
-    while series and wanted <= last:
-        bodies: dict[int, dict[str, MetricValue]] = {}
-        found = 0
-        for number, name, kind in series:
-            rows = connection.execute(
-                "SELECT id & ?, value FROM point WHERE id BETWEEN ? AND ?",
-                (
-                    MAX_RECORDS,
-                    (number << SEQ_BITS) + wanted,
-                    (number << SEQ_BITS) + min(wanted + width - 1, MAX_RECORDS),
-                ),
-            ).fetchall()
-            found += len(rows)
-            if found > 2 * _VALUES_AT_ONCE and width > 1:
-                break
-            decode = DECODE.get(kind)
-            for seq, value in rows:
-                body = bodies.get(seq)
-                if body is None:
-                    body = bodies[seq] = {}
-                body[name] = decode(value) if decode else value
-        else:
-            yield from sorted(bodies.items())
-            wanted += width
-            if found <= _VALUES_AT_ONCE // 2:
-                width = min(_RECORDS_AT_ONCE, 2 * width)
+    (end,) = connection.execute("SELECT max(seq) FROM record").fetchone()
+    width = max(1, min(most, _VALUES_AT_ONCE // max(1, len(series))))
+    while series and wanted <= end:
+        last = min(wanted + width - 1, MAX_RECORDS)
+        bodies = _window(connection, series, wanted, last)
+        if bodies is None:
+            width = max(1, width // 4)
             continue
-        width = max(1, width // 4)
+        yield from sorted(bodies.items())
+        wanted = last + 1
+        density = max(1, sum(map(len, bodies.values())))
+        width = max(1, min(most, width * _VALUES_AT_ONCE // density))
+
+
+def _window(
+    connection: sqlite3.Connection, series: Sequence[tuple[int, str, str]], first: int, last: int
+) -> dict[int, dict[str, MetricValue]] | None:
+    """Return the bodies of records from one to another; None for several that fill the memory."""
+    bodies: dict[int, dict[str, MetricValue]] = {}
+    found = 0
+    for number, name, kind in series:
+        base = number << SEQ_BITS
+        rows = connection.execute(
+            "SELECT id & ?, value FROM point WHERE id BETWEEN ? AND ?",
+            (MAX_RECORDS, base + first, base + last),
+        ).fetchall()
+        found += len(rows)
+        if found > 2 * _VALUES_AT_ONCE and first < last:
+            return None
+        decode = DECODE.get(kind)
+        for seq, value in rows:
+            body = bodies.get(seq)
+            if body is None:
+                body = bodies[seq] = {}
+            body[name] = decode(value) if decode else value
+    return bodies
 
 
 def _points(

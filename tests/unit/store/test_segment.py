@@ -104,6 +104,30 @@ def test_records_can_be_read_from_a_number_on_and_by_kind(tmp_path: Path) -> Non
     assert len(list(sealed_records(sealed, kinds=["m"]))) == 2000
 
 
+@pytest.mark.parametrize("values", [1, 7, 40])
+@pytest.mark.parametrize("records", [1, 3, 1000])
+def test_records_are_the_same_however_many_fit_into_memory_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: int, records: int
+) -> None:
+    def fill(writer: JournalWriter) -> None:
+        for step in range(120):
+            is_dense = 40 <= step < 80 or step % 30 == 0
+            names = [f"m/{number}" for number in range(12)] if is_dense else [f"m/{step % 12}"]
+            writer.append("m", {name: step + 0.5 for name in names}, step=step)
+            if step % 9 == 0:
+                writer.append("ev", {"type": "message", "text": "between"}, step=step)
+
+    journal = a_journal(tmp_path, fill)
+    before = said(journal_records(journal))
+    sealed = seal(journal)
+    monkeypatch.setattr(module, "_VALUES_AT_ONCE", values)
+    monkeypatch.setattr(module, "_RECORDS_AT_ONCE", records)
+
+    assert said(list(sealed_records(sealed))) == before
+    assert said(list(sealed_records(sealed, from_seq=37))) == before[37:]
+    assert said(list(sealed_records(sealed, from_seq=37, limit=5))) == before[37:42]
+
+
 def test_points_of_one_metric_are_read_alone_within_steps(tmp_path: Path) -> None:
     def fill(writer: JournalWriter) -> None:
         training(writer)
