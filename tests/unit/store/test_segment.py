@@ -113,7 +113,7 @@ def test_records_are_the_same_however_many_fit_into_memory_at_a_time(
         for step in range(120):
             is_dense = 40 <= step < 80 or step % 30 == 0
             names = [f"m/{number}" for number in range(12)] if is_dense else [f"m/{step % 12}"]
-            writer.append("m", {name: step + 0.5 for name in names}, step=step)
+            writer.append("m", dict.fromkeys(names, step + 0.5), step=step)
             if step % 9 == 0:
                 writer.append("ev", {"type": "message", "text": "between"}, step=step)
 
