@@ -24,6 +24,9 @@ EARLY_S: Final = 3.0
 """A little early rather than a whole interval late: callers come by every 15 s, about."""
 STEP_EXTENSION: Final = "heartbeat.step"
 
+_OF_ONE: Final = (403, 404, 410)
+"""Answers that concern one participant, and keep no other from being heard of."""
+
 
 @dataclass(slots=True)
 class _Speaker:
@@ -92,6 +95,7 @@ class Sessions:
             safe_points: Where those that take commands take them; new ones are told at once.
         """
         now = self.clock.monotonic()
+        failed: ApiError | None = None
         for row in rows:
             speaker = self._of(row.writer)
             # A record of any kind is as good a sign as the counter of the heartbeats.
@@ -101,10 +105,17 @@ class Sessions:
                 speaker.moved_at = now if speaker.seen is not None else None
                 speaker.seen = seen
             wanted = frozenset((safe_points or {}).get(row.writer, ()))
-            if row.end:
-                self.end(row.writer)
-            elif self._is_due(speaker, now, wanted):
-                self._beat(row, speaker, now, wanted)
+            try:
+                if row.end:
+                    self.end(row.writer)
+                elif self._is_due(speaker, now, wanted):
+                    self._beat(row, speaker, now, wanted)
+            except ApiError as error:
+                if error.status not in _OF_ONE:
+                    raise
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def end(self, writer: WriterId, *, epoch: str = "") -> None:
         """End the session of a process that has ended, if we hold one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -14,11 +15,12 @@ from syncer import retry
 from syncer.api.answers import ApiError
 from syncer.discover import Discovery, Place
 from syncer.lease import Lease
+from syncer.pulse import RUNS_A_THREAD
 from syncer.service import BUSY_S, HEARTBEAT_S, HELD_LIMIT_S, MAX_OPEN, UNREACHABLE_S, Service
 from syncer.state import State
 from syncer.work import Push, Work
 from tests.support.cli_runs import MadeRun
-from tests.support.runs import TurnedClock
+from tests.support.runs import TurnedClock, until
 
 
 @dataclass
@@ -640,3 +642,41 @@ def test_an_outcome_that_cannot_be_told_is_trouble_like_any_other(rig: Rig) -> N
     service = rig.service()
     service.run()
     assert service.gave_up is not None and service.gave_up.kind == "unreachable"
+
+
+def test_a_slice_that_takes_long_makes_no_heartbeat_of_another_run_late(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = [rig.scripts[rig.run()] for _ in range(2 * RUNS_A_THREAD)]
+    rig.asking = Asking()
+    slow, others = scripts[0], scripts[1:]
+    is_blocked, go_on = threading.Event(), threading.Event()
+
+    def blocked(limit_s: float = 1.0) -> Slice:
+        if slow.stepped_at:
+            is_blocked.set()
+            assert go_on.wait(60)
+        return Script.step(slow, limit_s)
+
+    for script in scripts:
+        script.voice = object()
+    monkeypatch.setattr(slow, "step", blocked)
+    service = rig.service(watch=True)
+    thread = threading.Thread(target=service.run)
+    thread.start()
+    try:
+        assert is_blocked.wait(60)
+        before = [script.log.count("beat") for script in others]
+        rig.clock.turn(HEARTBEAT_S)
+        until(
+            lambda: all(
+                script.log.count("beat") > count
+                for script, count in zip(others, before, strict=True)
+            )
+        )
+        assert slow.log.count("beat") == 1, "two used one push at a time"
+    finally:
+        go_on.set()
+        service.stop()
+        thread.join(60)
+    assert not thread.is_alive()

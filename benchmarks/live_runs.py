@@ -1,0 +1,284 @@
+"""What many live runs cost one syncer, and whether it keeps up with them.
+
+    python -m benchmarks.live_runs
+    python -m benchmarks.live_runs --runs 20 --seconds 60 --directory /some/disk
+
+Simulated ranks (`_many_writers`) write into run directories in memory, since the disk of one
+machine is none of many; the server's database is on a disk. `launchhelm sync --watch` and
+`launchhelm serve` are the real ones, on the same machine. Measured after every rank was heard of
+for the first time: the gap between two heartbeats of each rank as the server has them, processor
+time and memory of each process, and commands to random runs, from `submit` to `applied` as whoever
+sent them sees it. Prints Markdown tables; exits with 1 when a mark is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final  # Any: JSON of the API.
+
+import psutil
+
+from benchmarks._many_writers import CONTROL, SAFE_POINT
+from benchmarks.sync import Hosted, hosted
+from syncer.api import wire
+from syncer.api.client import Client
+from syncer.server import data
+
+LATEST_S: Final = 30.0
+CORES: Final = 1.0
+MEGABYTES: Final = 400.0
+
+_ROOT: Final = Path(__file__).resolve().parent.parent
+_START_S: Final = 900.0
+_COMMAND_S: Final = 60.0
+_LOOK_S: Final = 2.0
+_ASK_S: Final = 0.05
+
+
+@dataclass
+class Beats:
+    """The heartbeats that the server has accepted, by participant: the newest, and the gaps."""
+
+    database: Path
+    seen: dict[str, float] = field(default_factory=dict)
+    gaps: dict[str, float] = field(default_factory=dict)
+    count: int = 0
+
+    def look(self) -> None:
+        """Take in what has come since the last look, which is shorter ago than two beats."""
+        with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True)) as connection:
+            rows = list(connection.execute("SELECT participant_id, last_seen_at FROM sessions"))
+        for participant, at in rows:
+            before = self.seen.get(participant)
+            if before is not None and at > before:
+                self.gaps[participant] = max(self.gaps.get(participant, 0.0), at - before)
+                self.count += 1
+            self.seen[participant] = at
+
+    def end(self, now: float) -> None:
+        """Count the time since the last beat of each as a gap too."""
+        for participant, at in self.seen.items():
+            self.gaps[participant] = max(self.gaps.get(participant, 0.0), now - at)
+
+
+@dataclass
+class Cost:
+    """Of one process, over the time that is measured."""
+
+    name: str
+    process: psutil.Process
+    at_first: float = 0.0
+    peak_mb: float = 0.0
+    threads: int = 0
+
+    def begin(self) -> None:
+        """Measure from now on."""
+        self.at_first = sum(self.process.cpu_times()[:2])
+
+    def look(self) -> None:
+        """Look at its memory."""
+        self.peak_mb = max(self.peak_mb, self.process.memory_info().rss / 1e6)
+        self.threads = max(self.threads, self.process.num_threads())
+
+    def cores(self, seconds: float) -> float:
+        """How many cores it kept busy."""
+        return (sum(self.process.cpu_times()[:2]) - self.at_first) / seconds
+
+
+class Sender(threading.Thread):
+    """Gives commands to random runs, one after another."""
+
+    def __init__(self, server: Hosted) -> None:
+        super().__init__(name="sender", daemon=True)
+        self.took: list[float] = []
+        self.failed: list[str] = []
+        self.over = threading.Event()
+        self._client = Client(server.url, server.made.organization_id, server.made.token)
+        self._offers = [
+            document
+            for document in self._client.list_documents("capability")
+            if document["spec"]["name"] == CONTROL
+        ]
+
+    def run(self) -> None:
+        """Send until the end."""
+        with self._client:
+            while not self.over.wait(random.uniform(0.2, 1.0)):
+                self._send(random.choice(self._offers))
+
+    def _send(self, offer: dict[str, Any]) -> None:
+        participant = offer["spec"]["participant_id"]
+        session = self._client.session(participant)
+        body = {
+            "scope": offer["scope"],
+            "capability": {"id": offer["id"], "kind": "capability", "revision": offer["revision"]},
+            "participant_id": participant,
+            "epoch": session["epoch"],
+            "expected_state_revision": session["state_revision"],
+            "targets": [],
+            "input": {"lr": round(random.random(), 3)},
+            "safe_point": SAFE_POINT,
+            "expires_at": wire.timestamp(time.time() + _COMMAND_S),
+            "reason": "",
+        }
+        began = time.monotonic()
+        command = self._client.submit(body, uuid.uuid4().hex)
+        while command["execution"] in ("queued", "claimed", "applying"):
+            time.sleep(_ASK_S)
+            command = self._client.get_command(command["id"])
+        if command["execution"] == "applied":
+            self.took.append(time.monotonic() - began)
+        else:
+            self.failed.append(f"{command['execution']}: {command.get('failure_code')}")
+
+
+@contextmanager
+def writing(root: Path, runs: int, ranks: int) -> Iterator[subprocess.Popen[str]]:
+    """Have runs written for as long as the block runs."""
+    words = ["benchmarks._many_writers", str(root), str(runs), str(ranks)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *words],
+        cwd=_ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.communicate()
+
+
+@contextmanager
+def watching(server: Hosted, root: Path, said: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Sync a root for as long as the block runs."""
+    with said.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "launchhelm", "sync", "--watch", str(root)],
+            env=server.environment,
+            stdout=output,
+            stderr=output,
+        )
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+def await_everyone(beats: Beats, count: int) -> None:
+    """Wait until the server has heard twice of so many participants."""
+    deadline = time.monotonic() + _START_S
+    while len(beats.gaps) < count:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"only {len(beats.gaps)} of {count} participants were heard of")
+        time.sleep(_LOOK_S)
+        beats.look()
+
+
+def measure(costs: list[Cost], beats: Beats, seconds: float) -> float:
+    """Look now and then for so long; return how long it was."""
+    for each in costs:
+        each.begin()
+    began = time.monotonic()
+    while (left_s := began + seconds - time.monotonic()) > 0:
+        time.sleep(min(_LOOK_S, left_s))
+        beats.look()
+        for each in costs:
+            each.look()
+    return time.monotonic() - began
+
+
+def of_sorted(values: list[float], share: float) -> float:
+    """Return the value below which a share of sorted ones lies."""
+    return values[min(len(values) - 1, int(share * len(values)))]
+
+
+def report(costs: list[Cost], took_s: float, beats: Beats, sender: Sender) -> bool:
+    """Print the tables; return whether every mark was reached."""
+    print("| process | cores | memory at most | threads |")
+    print("| --- | --- | --- | --- |")
+    for each in costs:
+        cores = each.cores(took_s)
+        print(f"| {each.name} | {cores:.2f} | {each.peak_mb:.0f} MB | {each.threads} |")
+    gaps, took = sorted(beats.gaps.values()), sorted(sender.took)
+    print("\n| | median | p99 | most | required |")
+    print("| --- | --- | --- | --- | --- |")
+    print(
+        f"| longest gap between heartbeats of each of {len(gaps):,} ranks | "
+        f"{statistics.median(gaps):.1f} s | {of_sorted(gaps, 0.99):.1f} s | {gaps[-1]:.1f} s | "
+        f"{LATEST_S:.0f} s |"
+    )
+    print(
+        f"| {len(took)} commands, submitted to seen as applied | {statistics.median(took):.2f} s | "
+        f"{of_sorted(took, 0.99):.2f} s | {took[-1]:.2f} s | |"
+    )
+    for why in sender.failed:
+        print(f"\nA command was not applied: {why}.")
+    syncer = costs[0]
+    is_lean = syncer.cores(took_s) <= CORES and syncer.peak_mb <= MEGABYTES
+    return is_lean and gaps[-1] <= LATEST_S and not sender.failed
+
+
+def main() -> int:
+    """Serve, write, sync, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--memory", type=Path, default=Path("/dev/shm"), help="for the runs")
+    parser.add_argument("--directory", type=Path, help="for the server; default a temporary one")
+    options = parser.parse_args()
+    count = options.runs * options.ranks
+    with (
+        tempfile.TemporaryDirectory(dir=options.directory) as server_folder,
+        tempfile.TemporaryDirectory(dir=options.memory) as root_folder,
+        hosted(Path(server_folder) / "server") as server,
+        writing(Path(root_folder), options.runs, options.ranks) as writer,
+    ):
+        beats = Beats(server.directory / data.DATABASE)
+        began = time.monotonic()
+        with watching(server, Path(root_folder), Path(server_folder) / "said") as syncer:
+            await_everyone(beats, count)
+            print(
+                f"{options.runs} live runs of {options.ranks} ranks, 3 metrics a second each; all "
+                f"were heard of after {time.monotonic() - began:.0f} s, then measured for "
+                f"{options.seconds:.0f} s; {os.cpu_count()} cores.\n"
+            )
+            beats.gaps.clear()
+            assert server.process is not None
+            costs = [
+                Cost("`launchhelm sync --watch`", psutil.Process(syncer.pid)),
+                Cost("`launchhelm serve`", psutil.Process(server.process.pid)),
+                Cost("the simulated ranks", psutil.Process(writer.pid)),
+            ]
+            sender = Sender(server)
+            sender.start()
+            took_s = measure(costs, beats, options.seconds)
+            sender.over.set()
+            sender.join(_COMMAND_S)
+            beats.look()
+            beats.end(time.time())
+            is_reached = report(costs, took_s, beats, sender)
+    return 0 if is_reached else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
