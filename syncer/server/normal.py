@@ -1,8 +1,8 @@
 """A grouped request as clients write it, read at the speed of a search.
 
-Its normal form is compact JSON with the members in the order of the wire, one coordinate a point,
-and plain numbers for values. `read` takes exactly that, character by character, and nothing else;
-batch.py reads what is left, and the two make the same rows. Pure.
+The normal form is compact JSON with the members in the order of the wire; of a batch, one
+coordinate a point and plain numbers for values. It is taken exactly, character by character.
+What deviates is left to batch.py, and the two make the same rows. Pure.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final  # Any: JSON values.
 from uuid import UUID
 
 from syncer.api.limits import MAX_BATCHES, MAX_POINTS_PER_BATCH
-from syncer.server.batch import Batch, Numbers, instant
+from syncer.server.batch import Batch, Malformed, Numbers, decode, instant
+
+Json = dict[str, Any]
 
 _OPENING: Final = '{"protocol":"1.0","batches":['
 _BATCH: Final = '{"protocol":"1.0","batch_id":"'
@@ -38,23 +40,31 @@ _POINT: Final = re.compile(
 _GROUPS: Final = _POINT.groups + 1
 
 
-def read(body: bytes) -> list[Batch] | None:
-    """Read the batches of a grouped request; None when it is not in normal form."""
+def read(body: bytes) -> list[Batch | Json] | None:
+    """Read the batches of a grouped request: in normal form each, or as JSON where it is not.
+
+    None when the request around them is not in normal form.
+    """
     try:
-        text = body.decode("ascii")
+        text = body.decode()
     except UnicodeDecodeError:
         return None
     opening, *pieces = text.split(_BATCH)
     if opening != _OPENING or not 0 < len(pieces) <= MAX_BATCHES or not pieces[-1].endswith(_END):
         return None
     pieces[-1] = pieces[-1].removesuffix(_END) + ","
-    made: list[Batch] = []
-    for piece in pieces:
-        one = _read(piece)
-        if one is None:
-            return None
-        made.append(one)
-    return made
+    try:
+        return [_read(piece) or _decoded(piece) for piece in pieces]
+    except Malformed:
+        return None
+
+
+def _decoded(piece: str) -> Json:
+    """Return one batch as JSON; whatever is no batch alone is Malformed."""
+    if not piece.endswith(","):
+        raise Malformed
+    content: Json = decode(f"{_BATCH}{piece[:-1]}".encode())
+    return content
 
 
 def _read(piece: str) -> Batch | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -167,9 +167,9 @@ class Ingest:
         return await loop.run_in_executor(self._threads, self._one, server, caller, body)
 
     def _many(self, server: Server, caller: Caller, body: bytes) -> dict[str, Any]:
-        plain = normal.read(body)
-        batches = map(_parsed, _contents(body)) if plain is None else plain
-        return {"receipts": self._store(server, prepare(server, caller, batches))}
+        found = normal.read(body)
+        contents = _contents(body) if found is None else found
+        return {"receipts": self._store(server, prepare(server, caller, map(_parsed, contents)))}
 
     def _one(self, server: Server, caller: Caller, body: bytes) -> dict[str, Any]:
         batch = _parsed(_object(body))
@@ -293,7 +293,7 @@ class _Streams:
         return stream
 
 
-def _contents(body: bytes) -> list[Any]:
+def _contents(body: bytes) -> Sequence[Any]:
     content = _object(body)
     if content.get("protocol", PROTOCOL) != PROTOCOL:
         raise validation(f"The protocol must be {PROTOCOL}.")
@@ -322,9 +322,9 @@ def made_ready(batch: Batch, stream: documents.Document) -> Ready | Rejected:
 
 
 def _parsed(content: Any) -> Batch | Rejected:
-    """Read the head of a batch; `validation` when it has no id to answer to."""
+    """Read the head of a batch, if it is not read; `validation` when it has no id to answer to."""
     try:
-        return read(content)
+        return content if isinstance(content, Batch) else read(content)
     except Malformed as error:
         batch_id = content.get("batch_id") if isinstance(content, dict) else None
         if not isinstance(batch_id, str):
