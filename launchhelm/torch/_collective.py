@@ -186,6 +186,7 @@ class Links:
         self._spare = [_Packet()]
         self._told = 0
         self._heard_at = time.monotonic()
+        self._says_it_waits = False
 
     # The start.
 
@@ -468,8 +469,10 @@ class Links:
         finally:
             if slow:
                 self.on_done()
-            if look_at > start + _FIRST_LOOK_S:
-                self.board.put(f"at/{self.rank}", "")
+        # Only now: one whose wait was in vain still counts as waiting for those who judge it late.
+        if self._says_it_waits:
+            self._says_it_waits = False
+            self.board.put(f"at/{self.rank}", "")
 
     def _look_around(self, work: Work, data: bool) -> None:
         """While waiting: say so, and see whether there is anybody left to wait for."""
@@ -477,6 +480,7 @@ class Links:
         cause = self._known_cause(data)
         if cause is not None and not _completes(work, _GRACE_S):
             raise LinkLost(cause)
+        self._says_it_waits = True
         self.board.put(f"at/{self.rank}", json.dumps(self.where()))
 
     def _still_meant(self, data: bool) -> None:

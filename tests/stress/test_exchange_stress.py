@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import time
 from typing import Any
 
@@ -86,3 +87,52 @@ def test_a_rank_killed_at_a_random_moment_is_named_and_nothing_disagrees_silentl
     if victim != 0:
         taken = [outcome["cmd"] for outcome in ended[0].value["outcomes"]]
         assert len(taken) == len(set(taken))
+
+
+def _stopped_too_long(rank: int, size: int, tell: Any, seed: int) -> Any:
+    """Train under commands with a timeout of a second; go on 300 calls after control was lost."""
+    chance = random.Random(seed)
+    commands = [command("lr", 10 * index, value=chance.random()) for index in range(1, 400)]
+    loop = Loop([fields(one) for one in commands], timeout_s=1.0)
+    loop.exchange._pace.target_s = 0.01
+    error = None
+    step = 0
+    deadline = time.monotonic() + 60.0
+    try:
+        while loop.exchange.status.on and time.monotonic() < deadline:
+            step += 1
+            loop.step(step)
+            if step == 60:
+                tell("ready")
+    except DivergedStateError as diverging:
+        error = diverged(diverging, at=step)
+    values = dict(loop.plant.held)
+    loop.exchange.finish()
+    return loop.report(error=error, values=values)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_rank_stopped_for_longer_than_the_timeout_leaves_no_silent_disagreement(
+    seed: int,
+) -> None:
+    chance = random.Random(seed)
+    # A stopped rank 0 also stops the store that the others would look at, until it goes on.
+    victim = chance.randrange(1, 3)
+    with Ranks(_stopped_too_long, 3, seed=seed) as ranks:
+        for rank in range(3):
+            ranks.wait_for(rank, "ready")
+        time.sleep(chance.random() * 0.2)
+        ranks.kill(victim, signal.SIGSTOP)
+        ranks.wait(*({0, 1, 2} - {victim}))
+        ranks.kill(victim, signal.SIGCONT)
+        ended = ranks.wait()
+    for one in ended:
+        assert one.code == 0, one.stderr
+        told = one.value["error"] or one.value["notices"]
+        assert told, f"seed {seed}: rank {one.rank} heard of nothing"
+        if one.rank != victim:
+            assert f"rank {victim}" in str(told), f"seed {seed}: rank {one.rank}: {told}"
+    # Who raised nothing holds what all others that raised nothing hold.
+    calm = [one for one in ended if not one.value["error"]]
+    for step in set.intersection(*(set(one.value["seen"]) for one in calm)) if calm else ():
+        assert len({tuple(one.value["seen"][step]) for one in calm}) == 1, f"seed {seed}"
