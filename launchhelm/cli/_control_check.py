@@ -40,7 +40,11 @@ def problem_with(capability: Capability, payload: Mapping[str, Any], values: Any
     if name == "lr":
         return _problem_with_lr(payload, values)
     if name == "weight_decay":
-        return _problem_with_group("weight_decay", payload, values)
+        return _problem_with_decay(payload, values)
+    if name == "grad_clip":
+        return _problem_with_clip(payload.get("max_norm"))
+    if name == "dropout" and payload.get("p") == 1:
+        return "dropout takes a p below 1, got 1, which would drop everything"
     return ""
 
 
@@ -53,6 +57,20 @@ def _problem_with_lr(payload: Mapping[str, Any], values: Any) -> str:
     if payload.get("keep_ratios") and "group" in payload:
         return "lr: keep_ratios is about all groups; leave out group"
     return _problem_with_group("lr", payload, values)
+
+
+def _problem_with_decay(payload: Mapping[str, Any], values: Any) -> str:
+    if ("value" in payload) == ("scale" in payload):
+        return "weight_decay takes exactly one of value and scale, for example value=0.1"
+    if payload.get("skip_zero") and "group" in payload:
+        return "weight_decay: skip_zero is about all groups; leave out group"
+    return _problem_with_group("weight_decay", payload, values)
+
+
+def _problem_with_clip(limit: Any) -> str:
+    if limit is None or (_is_number(limit) and limit > 0):
+        return ""
+    return f"grad_clip takes a number above 0 for max_norm, or null for off, got {limit!r}"
 
 
 def _problem_with_group(name: str, payload: Mapping[str, Any], values: Any) -> str:
@@ -87,7 +105,7 @@ def change_of(name: str, payload: Mapping[str, Any], values: Mapping[str, Any]) 
     if name in _PER_GROUP and isinstance(old, list | tuple):
         group = payload.get("group")
         target = payload.get("lr", payload.get("value"))
-        if payload.get("skip_zero") or (payload.get("keep_ratios") and not old[:1]):
+        if payload.get("keep_ratios") and not old[:1]:
             return None
         if payload.get("keep_ratios") and target is not None:
             # The first group gets the value, the others keep their ratio to it.
@@ -98,9 +116,15 @@ def change_of(name: str, payload: Mapping[str, Any], values: Mapping[str, Any]) 
             )
         new = list(old)
         for index in range(len(old)) if group is None else [group]:
+            if payload.get("skip_zero") and not old[index]:
+                continue
             new[index] = old[index] * payload["scale"] if "scale" in payload else target
         return Change(name, list(old), new)
-    for key in ("value", "max_norm", "p"):
+    if name == "grad_clip":
+        return Change(name, old, payload.get("max_norm"))
+    if name == "dropout" and payload.get("skip_zero"):
+        return None
+    for key in ("value", "p"):
         if key in payload:
             return Change(name, old, payload[key])
     return None
@@ -118,6 +142,8 @@ def warnings_for(change: Change | None, capability: Capability) -> list[str]:
         safer = [key for key in ("keep_ratios", "skip_zero") if key in fields]
         way = f"{safer[0]}=true avoids it" if safer else "group=N sets one group only"
         said.append(f"groups differ now and would become equal; {way}")
+    if change.name == "dropout" and isinstance(change.old, str):
+        said.append("modules differ now and would become equal; skip_zero=true leaves those at 0")
     for before, after in zip(old, new, strict=True):
         if _is_number(before) and _is_number(after) and before and change.name in _PER_GROUP:
             factor = abs(after / before)

@@ -114,10 +114,10 @@ class Dropout:
 
     def state(self) -> object:
         """Return every p that occurs. Ranks may have different parts of a model."""
-        return self.values()
+        return sorted({float(site.get()) for site in self._sites})
 
     def values(self) -> Mapping[str, Any]:
-        """Return the one p of all places, or each p that occurs; nothing without a place."""
+        """Return the one p of all places, or all that occur as text; nothing without a place."""
         return self.values_of([(site, site.get()) for site in self._sites])
 
     def values_of(self, snapshot: Any) -> Mapping[str, Any]:
@@ -125,7 +125,9 @@ class Dropout:
         occurring = sorted({float(p) for _, p in snapshot})
         if not occurring:
             return {}
-        return {self.name: occurring[0] if len(occurring) == 1 else occurring}
+        if len(occurring) == 1:
+            return {self.name: occurring[0]}
+        return {self.name: ", ".join(map(repr, occurring))}
 
     def look_again(self, old: Any, new: Any) -> str:
         """Say that the script has set another p since."""

@@ -20,9 +20,9 @@ from launchhelm import _endings
 from launchhelm.models import Document
 from launchhelm.records import Command
 from launchhelm.run import Run
+from launchhelm.torch._beats import Beats
 from launchhelm.torch._built_in import DEFAULT_CONTROLS, BuiltIn, require_watchable
 from launchhelm.torch._clipping import Clipping
-from launchhelm.torch._beats import Beats
 from launchhelm.torch._collective import Links
 from launchhelm.torch._controls import Control
 from launchhelm.torch._controls_past import Commanded, commanded, kept, undone

@@ -111,6 +111,86 @@ def test_lr_is_judged_by_schema_and_local_rule(payload: dict[str, Any], problem:
     assert (problem in found) if problem else found == ""
 
 
+DECAY = {
+    "name": "weight_decay",
+    "input_schema": schema.record(
+        [
+            schema.field("value", schema.number(minimum=0), optional=True),
+            schema.field("group", schema.number(minimum=0, integer=True), optional=True),
+            schema.field("scale", schema.number(minimum=0), optional=True),
+            schema.field("skip_zero", schema.boolean(), optional=True),
+        ]
+    ),
+}
+CLIP = {
+    "name": "grad_clip",
+    "input_schema": schema.record([schema.field("max_norm", schema.opaque(), optional=True)]),
+}
+DROPOUT = {
+    "name": "dropout",
+    "input_schema": schema.record(
+        [
+            schema.field("p", schema.number(minimum=0, maximum=1)),
+            schema.field("skip_zero", schema.boolean(), optional=True),
+        ]
+    ),
+}
+HELD = {"weight_decay": [0.1, 0.0], "grad_clip": None, "dropout": "0.0, 0.1"}
+
+
+@pytest.mark.parametrize(
+    ("capability", "payload", "problem"),
+    [
+        (DECAY, {"scale": 0.5}, ""),
+        (DECAY, {}, "exactly one of value and scale"),
+        (DECAY, {"value": 0.1, "scale": 0.5}, "exactly one of value and scale"),
+        (DECAY, {"value": 0.1, "group": 2}, "groups 0 to 1"),
+        (DECAY, {"value": 0.1, "group": 1, "skip_zero": True}, "leave out group"),
+        (CLIP, {}, ""),
+        (CLIP, {"max_norm": None}, ""),
+        (CLIP, {"max_norm": 1}, ""),
+        (CLIP, {"max_norm": 0}, "above 0"),
+        (CLIP, {"max_norm": "1"}, "above 0"),
+        (DROPOUT, {"p": 0.5}, ""),
+        (DROPOUT, {"p": 1}, "below 1"),
+    ],
+)
+def test_other_controls_are_judged_by_schema_and_local_rule(
+    capability: dict[str, Any], payload: dict[str, Any], problem: str
+) -> None:
+    found = check.problem_with(capability, payload, HELD)
+    assert (problem in found) if problem else found == ""
+
+
+@pytest.mark.parametrize(
+    ("capability", "payload", "text", "warning"),
+    [
+        (DECAY, {"scale": 0.5}, "weight_decay group0 0.1 -> 0.05", ""),
+        (DECAY, {"value": 0.2, "skip_zero": True}, "weight_decay group0 0.1 -> 0.2", ""),
+        (
+            DECAY,
+            {"value": 0.2},
+            "weight_decay group0 0.1 -> 0.2, group1 0 -> 0.2",
+            "groups differ now and would become equal; skip_zero=true avoids it",
+        ),
+        (CLIP, {"max_norm": 0.5}, "grad_clip none -> 0.5", ""),
+        (
+            DROPOUT,
+            {"p": 0.5},
+            "dropout 0.0, 0.1 -> 0.5",
+            "modules differ now and would become equal; skip_zero=true leaves those at 0",
+        ),
+        (DROPOUT, {"p": 0.5, "skip_zero": True}, "None", ""),
+    ],
+)
+def test_other_controls_are_previewed(
+    capability: dict[str, Any], payload: dict[str, Any], text: str, warning: str
+) -> None:
+    change = check.change_of(capability["name"], payload, HELD)
+    assert str(change) == text
+    assert check.warnings_for(change, capability) == ([warning] if warning else [])
+
+
 def test_a_missing_required_field_is_found() -> None:
     assert "count is missing" in check.problem_with(EVERY, {}, {})
 
