@@ -125,13 +125,13 @@ def training(
             process.wait()
 
 
-def wait_for_run(root: Path) -> Path:
+def wait_for_run(root: Path, limit_s: float = LIMIT_S) -> Path:
     """Wait until there is a run, and return its directory."""
 
     def found() -> Path | None:
         return next((it.parent for it in root.glob("*/run.json")), None)
 
-    return wait(found, "a run")
+    return wait(found, "a run", limit_s)
 
 
 def wait(condition: Callable[[], T | None], what: str, limit_s: float = LIMIT_S) -> T:

@@ -18,7 +18,7 @@ from spoken import say, wait
 
 import launchhelm
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 ENDED = ("applied", "rejected", "cancelled", "outcome_unknown")
 
 client = launchhelm.Client(
@@ -45,7 +45,7 @@ def until(look: Callable[[], Any]) -> Any:
 def submit(order: dict[str, Any]) -> dict[str, Any]:
     capability = controls[order["name"]]
     participant = capability["spec"]["participant_id"]
-    # The SDK has no method for it, as the hosted product has none; `epoch` and state of a session.
+    # An extension of our server, so that the SDK has no method of its own for it.
     path = f"/v1/organizations/{client.organization_id}/participants/{participant}/session"
     session = client.request("GET", path)
     expires_at = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=order["valid_s"])

@@ -18,11 +18,12 @@ from tests.support.v1_server import PROJECT, v1_process
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(bool(why_missing()), reason=why_missing()),
 ]
 
 RANKS = 2
+LIMIT_S = 200.0
 NAMES = ("erase", "lr", "set_gain", "write")
 
 
@@ -50,7 +51,7 @@ class Controller:
             "valid_s": valid_s,
         }
         self._driver.tell(json.dumps(order))
-        facts: dict[str, Any] = self._driver.said_any()
+        facts: dict[str, Any] = self._driver.said_any(timeout_s=LIMIT_S)
         return facts
 
     def obey(self, order: Order) -> list[Given]:
@@ -83,9 +84,9 @@ def test_what_its_client_submits_approves_and_cancels_is_what_becomes_of_a_job_o
         driver = Driver(server, "commanding_job", server.project, directory=tmp_path / "cwd")
         try:
             with started_job(job, tmp_path) as process, sync.watching(root):
-                assert set(NAMES) <= set(driver.said("offered")["names"])
+                assert set(NAMES) <= set(driver.said("offered", timeout_s=LIMIT_S)["names"])
                 controller = Controller(driver)
-                for order in orders(NAMES, 13, seed=1):
+                for order in orders(NAMES, 8, seed=1):
                     given += controller.obey(order)
 
                 dropped = controller.give("erase", {}, decide=("cancel",))
