@@ -168,14 +168,12 @@ def _take(
     for stored in ledger.unfinished(connection, participant_id, epoch):
         entry = ledger.settled(connection, stored, now)
         current = entry.request["expected_state_revision"] == str(session["state_revision"])
-        if entry.life.execution == "queued" and not current:
-            moved = lifecycle.reject(entry.life, "state_revision_moved")
+        if not lifecycle.may_claim(entry.life, now):
+            continue
+        if not current:
+            moved = lifecycle.reject(entry.life, "state_revision_moved", now)
             ledger.advance(connection, entry, moved, "rejected", now)
-        elif (
-            current
-            and entry.request["safe_point"] in session["safe_points"]
-            and lifecycle.may_claim(entry.life, now)
-        ):
+        elif entry.request["safe_point"] in session["safe_points"]:
             life = lifecycle.claim(entry.life, new_id(), now)
             return ledger.advance(connection, entry, life, "claimed", now)
     return None

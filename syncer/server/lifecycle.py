@@ -188,9 +188,9 @@ def renew(life: Life, lease_id: str, now: float) -> Life:
     return replace(life, lease_until=now + LEASE_S)
 
 
-def reject(life: Life, failure_code: str) -> Life:
-    """End a command that waits because it cannot be carried out any more."""
-    return _ended(life, "rejected", failure_code) if life.execution in WAITING else life
+def reject(life: Life, failure_code: str, now: float) -> Life:
+    """End a command that may be claimed but cannot be carried out any more."""
+    return _ended(life, "rejected", failure_code) if may_claim(life, now) else life
 
 
 def supersede(life: Life) -> Life:

@@ -327,6 +327,22 @@ def test_a_claimed_command_whose_lease_ran_out_is_offered_again(desk: Desk) -> N
     assert second["lease_id"] != first["lease_id"]
 
 
+def test_a_command_whose_lease_ran_out_is_rejected_when_its_state_is_gone_by_then(
+    desk: Desk,
+) -> None:
+    first, second = desk.submit(), desk.submit()
+    assert desk.claim()["id"] == first["id"]
+    claimed = desk.claim()
+    assert claimed["id"] == second["id"]
+    desk.lease("begin", claimed)
+    desk.report(claimed)
+    assert desk.get(first)["execution"] == "claimed"
+    desk.clock.now += 61
+    assert desk.claim() is None
+    ended = desk.get(first)
+    assert (ended["execution"], ended["failure_code"]) == ("rejected", "state_revision_moved")
+
+
 def test_a_renewed_lease_keeps_a_command_from_being_offered_again(desk: Desk) -> None:
     desk.submit()
     command = desk.claim()
