@@ -193,7 +193,8 @@ class RunPull:
         self._thread.start()
 
     def stop(self) -> None:
-        """Claim nothing any more. What is on its way stays as safe as after a kill."""
+        """Claim nothing any more. A claim that waits may still be given a command, and delivers it:
+        nobody else is given it before its lease has lapsed."""
         self._is_stopped = True
         self._wakes.set()
 
@@ -401,9 +402,19 @@ class RunPull:
             self._report_refused(refused, origin)
 
     def _report_refused(self, intent: Intent, origin: Origin) -> None:
-        self._say(origin, commands.rejected(origin, intent.refused))
-        self._hands.pop(origin.id, None)
+        if self._has_it(origin):
+            # It was delivered under an earlier lease, so the run's own word counts.
+            self._hold(origin, self._clock.monotonic())
+        else:
+            self._say(origin, commands.rejected(origin, intent.refused))
+            self._hands.pop(origin.id, None)
         self._intents.drop(intent)
+
+    def _has_it(self, origin: Origin) -> bool:
+        """Whether a command is in the run. It records what it took before the file goes."""
+        listed = any(name.command == origin.id for name in self._intents.list().commands)
+        self._ended += self._outcomes.refresh()
+        return listed or origin.id in self._outcomes.known
 
     # --- from the server to the run ---------------------------------------------------------------
 
@@ -411,8 +422,8 @@ class RunPull:
         """Deliver a claimed command, or say why not."""
         started = self._clock.monotonic()
         origin = commands.origin_of(command, self._server)
-        if origin is None or self._is_stopped:
-            return  # Nothing to answer to; or left for the lease to lapse.
+        if origin is None:
+            return  # Nothing to answer to.
         self._genuine.add((origin.id, origin.fingerprint))
         if self._is_known(origin):
             return

@@ -283,6 +283,54 @@ def test_an_intent_that_somebody_refused_meanwhile_is_not_delivered_and_not_spok
     assert rig.names() == [] and rig.far.results == []
 
 
+def test_a_pull_that_is_stopped_while_its_claim_waits_delivers_what_it_is_given(rig: Rig) -> None:
+    claim = rig.far.claim
+
+    def stops(*given: Any, **options: Any) -> Any:
+        rig.pull.stop()
+        return claim(*given, **options)
+
+    rig.far.claim = stops  # type: ignore[method-assign]
+    rig.offer(rig.command())
+    assert rig.names() == ["new"]
+    rig.turn(3)
+    assert rig.far.claims == 1
+    rig.far.claim = claim  # type: ignore[method-assign]
+    rig.record("claimed")
+    rig.record("applied", result={})
+    rig.pull = rig.new_pull()
+    rig.turn()
+    assert rig.far.results == [(ID, "applied", "", "lease-1")]
+
+
+def test_what_somebody_delivered_under_an_earlier_lease_is_not_called_rejected(rig: Rig) -> None:
+    other = rig.new_pull()
+
+    def delivers() -> None:
+        # Between the other's look at the run and its intent, the first holder wakes up.
+        rig.far.during.clear()
+        rig.far.script["begin"] = [{}, refused(409)]
+        rig.far.offered = [rig.command()]
+        rig.pull.turn()
+
+    promise = other._intents.promise
+
+    def late_promise(command: Any) -> Any:
+        delivers()
+        return promise(command)
+
+    other._intents.promise = late_promise  # type: ignore[method-assign]
+    rig.far.offered = [rig.command(lease="lease-2")]
+    other.turn()
+    assert rig.names() == ["new"] and rig.far.results == []
+    rig.take()
+    rig.record("claimed")
+    rig.record("applied", result={})
+    rig.wait(1.5)
+    other.turn()
+    assert [(id_, outcome) for id_, outcome, *_ in rig.far.results] == [(ID, "applied")]
+
+
 def leave_intent(rig: Rig, server: str = SERVER) -> None:
     """Leave what a killed syncer leaves before it delivers."""
     origin = commands.origin_of(rig.command(), server)
