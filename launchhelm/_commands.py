@@ -13,6 +13,7 @@ not begun) or unknown (it had).
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,10 +22,10 @@ from typing import Any, Final, Protocol
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm._ids import new_id
-from launchhelm.controls import decide
+from launchhelm.controls import decide, orders
 from launchhelm.controls.schema import require
 from launchhelm.models import Capability, Document, Scope, timestamp
-from launchhelm.records import FINAL_STATES, Command, Outcome
+from launchhelm.records import CANCEL, FINAL_STATES, FREEZE, ORDERS, UNFREEZE, Command, Outcome
 from launchhelm.store.claims import Claims, Ledger
 from launchhelm.store.inbox import MAX_CLAIMS_PER_POLL, Arrival, Inbox
 from launchhelm.store.layout import CommandName
@@ -36,6 +37,10 @@ CLAIM_WHILE_PASSED_S: Final = 60.0
 FRESH_POLL_S: Final = 15.0
 """A command is handed out only while the inbox was looked at this recently, so that a process that
 was frozen first learns whether a newer attempt has taken over."""
+
+AHEAD_S: Final = 60.0
+"""A scheduled command is taken about so long before its step. Until then it stays in the inbox,
+where the next attempt finds it."""
 
 GRACE_S: Final = 15.0
 """How long a claim of an earlier coordinator is left alone that may still be alive."""
@@ -157,6 +162,10 @@ class CommandDesk:
         self._passed_at = -CLAIM_WHILE_PASSED_S
         self._polled_at = clock.monotonic()
         self._is_closed = False
+        self._frozen: str | None = None if ledger is not None else ""
+        self._newest: dict[str, tuple[str, str]] = {}
+        self._began: tuple[float, int] | None = None
+        self._step = 0
         self.paused = False
         """Set by a loop that waits at a control point on purpose; it still takes commands."""
         self.values: Mapping[str, Any] = {}
@@ -224,6 +233,9 @@ class CommandDesk:
         and `conclude` for the one it gets.
         """
         now = self._passed_at = self._clock.monotonic()
+        if step is not None:
+            self._began = self._began or (now, step)
+            self._step = step
         if not self._queue or now - self._polled_at > FRESH_POLL_S:
             return None
         while True:
@@ -254,6 +266,8 @@ class CommandDesk:
                 self._recorder.faults["second outcome"] += 1
                 return
             self._states[command.id] = outcome.state
+            if outcome.state == "applied":
+                self._newest[command.name] = (command.id, command.reverts)
         full = outcome.but(
             command=command.id,
             name=command.name,
@@ -315,7 +329,9 @@ class CommandDesk:
         self.sweep()
         loops = self.paused or now - self._passed_at <= CLAIM_WHILE_PASSED_S
         may_claim = loops and len(self._queue) < MAX_QUEUE
-        look = inbox.poll(may_claim=may_claim, holds_claims=bool(self._queue))
+        look = inbox.poll(
+            may_claim=may_claim, holds_claims=bool(self._queue), up_to=self._near(now)
+        )
         if look.superseded:
             self._withdraw()
         if look.arrivals:
@@ -327,10 +343,20 @@ class CommandDesk:
         self._poll_s = min(self._poll_s * 2, MAX_POLL_S) if slow else self._base_poll_s
         self._polled_at = self._clock.monotonic()
 
+    def _near(self, now: float) -> float:
+        """Return the step that the loop reaches within AHEAD_S at its mean pace."""
+        if self._began is None or now - self._began[0] < 1.0:
+            return math.inf
+        pace = (self._step - self._began[1]) / (now - self._began[0])
+        return self._step + max(1.0, pace * AHEAD_S)
+
     def _receive(self, arrivals: list[Arrival], in_other_hands: set[str], now: float) -> None:
         """Record what came in: claimed, refused, or known already."""
         if self._ledger is not None:
             self._ledger.refresh()
+            if self._frozen is None:
+                self._frozen = self._ledger.frozen
+        given = []
         for arrival in arrivals:
             id_ = arrival.name.command
             known = self._states.get(id_) or (self._ledger.state(id_) if self._ledger else "")
@@ -348,6 +374,8 @@ class CommandDesk:
                     server=command.server,
                     first_step=command.first_step,
                     last_step=command.last_step,
+                    reverts=command.reverts,
+                    replays=command.replays,
                 )
             if command is None or arrival.code:
                 self._states[id_] = "rejected"
@@ -359,10 +387,47 @@ class CommandDesk:
             held = _Held(command, arrival.name, arrival.owner, ticket, now, arrival.age_s)
             with self._lock:
                 self._states[id_] = "claimed"
-                self._queue.append(held)
+                if command.name in ORDERS:
+                    self._in_hand[id_] = held
+                    given.append(held)
+                else:
+                    self._queue.append(held)
             if command.for_attempt not in (None, self._attempt):
                 message = f"Meant for attempt {command.for_attempt}; this is {self._attempt}."
                 self._drop(held, "rejected", "attempt_over", message)
+        # Nothing of these arrivals can have begun: their claims are not durable yet.
+        for held in given:
+            self._carry_out(held, in_other_hands, now)
+
+    def _carry_out(self, held: _Held, in_other_hands: set[str], now: float) -> None:
+        """Conclude an order, which is about commands and needs no loop."""
+        command = held.command
+        judgement = orders.judge(command, held.waited_s(now), self._attempt)
+        if judgement.state == decide.FIT and command.name == CANCEL:
+            judgement = self._cancel(command, held.owner, in_other_hands, now)
+        if judgement.state != decide.FIT:
+            self._refuse(held, judgement.state, judgement.code, judgement.message)
+            return
+        message = orders.message(command, held.owner)
+        if command.name in (FREEZE, UNFREEZE):
+            self._frozen = message if command.name == FREEZE else ""
+        self.conclude(command, Outcome(command.id, "applied", message=message, applied_on=1, of=1))
+
+    def _cancel(
+        self, order: Command, owner: str, in_other_hands: set[str], now: float
+    ) -> decide.Judgement:
+        """Take a command back that has not begun."""
+        id_ = str(order.payload["id"])
+        if id_ not in self._states and self._inbox is not None:
+            arrival = self._inbox.fetch(id_)
+            if arrival is not None:
+                self._receive([arrival], in_other_hands, now)
+        with self._lock:
+            held = next((each for each in self._queue if each.command.id == id_), None)
+        if held is not None:
+            self._drop(held, "cancelled", "cancelled", orders.message(order, owner))
+        state = self._states.get(id_) or (self._ledger.state(id_) if self._ledger else "")
+        return orders.judge_cancel(state)
 
     def _note_repeat(self, name: CommandName, known: str) -> None:
         text = f"Command {name.command} arrived again; it is {known or 'in other hands'}."
@@ -472,6 +537,8 @@ class CommandDesk:
                 step=step,
                 waited_s=held.waited_s(now),
                 values=self.values,
+                frozen=self._frozen or "",
+                newest=self._newest.get(held.command.name, ()),
             )
             if judgement.state != decide.WAIT:
                 self._queue.remove(held)

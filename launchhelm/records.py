@@ -139,6 +139,8 @@ class Command:
         expected: Values the sender saw; another value now means `changed_meanwhile`.
         valid_s: Seconds it may wait in all; it expires afterwards.
         server: What a syncer brought along (id, epoch, lease), untouched.
+        reverts: The command that this one undoes; refused once its control was changed again.
+        replays: `<run>/<id>` of the command that this one repeats; shown only.
     """
 
     id: str
@@ -154,7 +156,15 @@ class Command:
     expected: Mapping[str, Any] = field(default_factory=dict)
     valid_s: float = 3600.0
     server: Mapping[str, Any] = field(default_factory=dict)
+    reverts: str = ""
+    replays: str = ""
 
+
+CANCEL: Final = "run:cancel"
+FREEZE: Final = "run:freeze"
+UNFREEZE: Final = "run:unfreeze"
+ORDERS: Final = (CANCEL, FREEZE, UNFREEZE)
+"""Commands about commands: rank 0 carries them out where it takes them in, without the loop."""
 
 PENDING_STATES: Final = ("claimed", "applying")
 FINAL_STATES: Final = ("applied", "rejected", "expired", "cancelled", "outcome_unknown")
@@ -174,6 +184,7 @@ class Outcome:
         issued_by: Who asked, and `owner` of the file as the file system reports it.
         first_step: Not before this step, and `last_step`: not after it, when given (in `claimed`
             records).
+        reverts: As in the command, like `replays` (in `claimed` records).
         result: What the handler returned; None unless applied.
         applied_at: Coordinates, {"step": 412} for the training safe point.
         applied_on: How many participants applied it before any roll-back; None: not reported.
@@ -202,6 +213,8 @@ class Outcome:
     server: Mapping[str, Any] = field(default_factory=dict)
     first_step: int | None = None
     last_step: int | None = None
+    reverts: str = ""
+    replays: str = ""
 
     def body(self) -> dict[str, Any]:
         """Return the record body: `cmd`, `state`, and every field that says something."""

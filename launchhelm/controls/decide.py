@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,6 +35,8 @@ def judge(
     step: int | None,
     waited_s: float,
     values: Mapping[str, Any],
+    frozen: str = "",
+    newest: Collection[str] = (),
 ) -> Judgement:
     """Judge one command. Pure: no clock, no disk, no optimizer.
 
@@ -43,6 +45,9 @@ def judge(
         step: The step about to be controlled, None when the loop does not say.
         waited_s: How long the command has waited in all.
         values: The values that controls have now, for `expected`.
+        frozen: Who froze the controls and why, "" while they are not.
+        newest: The newest command applied to this control, and the one that it undid; empty when
+            this process applied none.
     """
     if waited_s > command.valid_s:
         return Judgement("expired", "expired", _not_within(command.valid_s))
@@ -61,6 +66,12 @@ def judge(
         return Judgement("rejected", "local_validation", problem)
     if command.first_step is not None and (step is None or step < command.first_step):
         return Judgement(WAIT)
+    if frozen:
+        return Judgement("rejected", "frozen", frozen)
+    if command.reverts and newest and command.reverts not in newest:
+        return Judgement(
+            "rejected", "changed_meanwhile", f"A later command changed {command.name}."
+        )
     for name, seen in command.expected.items():
         if name not in values:
             return Judgement(

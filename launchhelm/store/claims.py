@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launchhelm.records import FINAL_STATES, Record, WriterId
+from launchhelm.records import FINAL_STATES, FREEZE, UNFREEZE, Record, WriterId
 from launchhelm.store import journal, layout
 from launchhelm.store.layout import SegmentName
 from launchhelm.store.reader import Reader, list_segments
@@ -19,11 +19,13 @@ class Claims:
         state: The last state recorded per command; a final one is never replaced.
         name: The capability per command.
         has_ended: Whether it closed its files itself.
+        frozen: Who froze the controls, "" after they were unfrozen, None without a word on it.
     """
 
     state: dict[str, str] = field(default_factory=dict)
     name: dict[str, str] = field(default_factory=dict)
     has_ended: bool = False
+    frozen: str | None = None
 
     def take(self, record: Record) -> None:
         """Add what one record says."""
@@ -34,6 +36,9 @@ class Claims:
         self.name.setdefault(command, str(record.body.get("name", "")))
         if self.state.get(command) not in FINAL_STATES:
             self.state[command] = str(record.body.get("state", ""))
+            if self.state[command] == "applied" and self.name[command] in (FREEZE, UNFREEZE):
+                is_frozen = self.name[command] == FREEZE
+                self.frozen = str(record.body.get("message", "")) if is_frozen else ""
 
 
 class Ledger:
@@ -66,6 +71,16 @@ class Ledger:
         ]
         final = [state for state in states if state in FINAL_STATES]
         return (final or states or [""])[0]
+
+    @property
+    def frozen(self) -> str:
+        """Who froze the controls in an earlier attempt, "" when nobody did or it was undone."""
+        said = [
+            (writer.attempt, claims.frozen)
+            for writer, claims in self._claims.items()
+            if claims.frozen is not None
+        ]
+        return max(said, default=(0, ""))[1]
 
     def opening(self, writer: WriterId) -> dict[str, object]:
         """Return the `open` line of a coordinator's newest journal: host, boot, pid; {} if none."""

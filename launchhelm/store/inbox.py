@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import ConfigError, StorageError
-from launchhelm.records import NAME_PATTERN, Command, WriterId
+from launchhelm.records import NAME_PATTERN, ORDERS, Command, WriterId
 from launchhelm.store import layout
 from launchhelm.store.layout import CommandName, parse_command
 from launchhelm.store.manifest import write_durably
@@ -91,6 +91,8 @@ def encode(command: Command) -> bytes:
         "expected": dict(command.expected),
         "valid_s": command.valid_s,
         "server": dict(command.server),
+        "reverts": command.reverts,
+        "replays": command.replays,
     }
     kept = {
         name: value for name, value in body.items() if name == "args" or value not in (None, "", {})
@@ -129,6 +131,8 @@ def decode(data: bytes) -> Command:
         expected=_typed(body, "expected", dict, {}),
         valid_s=_seconds(body, "valid_s", Command(id="", name="", payload={}).valid_s),
         server=server,
+        reverts=_typed(body, "reverts", str, ""),
+        replays=_typed(body, "replays", str, ""),
     )
 
 
@@ -216,13 +220,14 @@ class Inbox:
         self._seen: dict[CommandName, _Sight] = {}
         self._mine: set[CommandName] = set()
 
-    def poll(self, *, may_claim: bool, holds_claims: bool = False) -> Look:
+    def poll(self, *, may_claim: bool, holds_claims: bool = False, up_to: float = math.inf) -> Look:
         """List the inbox once and take what is there, unless a newer attempt has taken over.
 
         Args:
-            may_claim: False while the loop does not pass control points; then only files whose
-                validity has run out are taken, so that they end as expired.
+            may_claim: False while the loop does not pass control points; then only orders are
+                taken, which need no loop, and files whose validity has run out.
             holds_claims: Whether the caller holds commands that a newer attempt would take away.
+            up_to: Commands for later steps are left for later, or for another attempt.
 
         Raises:
             OSError: The inbox or the attempts cannot be listed.
@@ -240,13 +245,24 @@ class Inbox:
         # the listing shows that it succeeded.
         mine = [name for name in taken if name.taken_by == self._writer and name not in self._mine]
         arrivals = [self._arrived(name) for name in mine[:MAX_CLAIMS_PER_POLL]]
-        ready = [name for name in self._seen if may_claim or self._has_expired(name)]
+        ready = [
+            name
+            for name, sight in self._seen.items()
+            if (may_claim and sight.first_step <= up_to)
+            or sight.kind in ORDERS
+            or sight.age_now(self._clock) > sight.valid_s
+        ]
         for name in sorted(ready, key=self._turn)[: MAX_CLAIMS_PER_POLL - len(arrivals)]:
             arrival = self._claim(name)
             if arrival is not None:
                 arrivals.append(arrival)
         strangers = [name for name in taken if name.taken_by != self._writer]
         return Look(arrivals, strangers, superseded, took_s)
+
+    def fetch(self, command: str) -> Arrival | None:
+        """Take one waiting file by the id of its command, None when none was seen."""
+        named = [name for name in self._seen if name.command == command]
+        return self._claim(named[0]) if named else None
 
     def is_superseded(self) -> bool:
         """Whether the listing shows an attempt that is newer than this writer's.
@@ -286,19 +302,19 @@ class Inbox:
                 sight.sent_at = facts.st_mtime
                 if server_now is not None:
                     sight.age_s = max(0.0, server_now - facts.st_mtime)
-                sight.valid_s = decode(data).valid_s
+                command = decode(data)
+                sight.valid_s, sight.kind = command.valid_s, command.name
+                if command.first_step is not None:
+                    sight.first_step = command.first_step
             except (OSError, ValueError):
                 pass  # Refused, with its reason, when it is taken.
             self._seen[name] = sight
 
-    def _turn(self, name: CommandName) -> tuple[int, int, float, str]:
+    def _turn(self, name: CommandName) -> tuple[int, bool, int, float, str]:
         """When it is a file's turn: by order, then age; last what could not be taken before."""
         sight = self._seen[name]
-        return sight.misses, name.order, sight.sent_at, name.command
-
-    def _has_expired(self, name: CommandName) -> bool:
-        sight = self._seen[name]
-        return sight.age_now(self._clock) > sight.valid_s
+        is_other = sight.kind not in ORDERS
+        return sight.misses, is_other, name.order, sight.sent_at, name.command
 
     def _claim(self, name: CommandName) -> Arrival | None:
         """Take a file by renaming it; None when somebody else was faster or it cannot be taken."""
@@ -373,6 +389,8 @@ class _Sight:
     sent_at: float = 0.0
     valid_s: float = math.inf
     misses: int = 0
+    kind: str = ""
+    first_step: float = -math.inf
 
     def age_now(self, clock: Clock) -> float:
         return self.age_s + clock.monotonic() - self.seen_at

@@ -285,7 +285,9 @@ def test_every_field_of_a_command_and_of_its_outcome_is_documented() -> None:
     full = Command(
         "c", "n", {}, "ann", 1.0, "why", 7, 1, first_step=1, last_step=2, expected={"lr": 1}
     )
-    body = json.loads(inbox.encode(dataclasses.replace(full, server={"id": "s"})))
+    body = json.loads(
+        inbox.encode(dataclasses.replace(full, server={"id": "s"}, reverts="a", replays="b"))
+    )
     assert documented("a command") == set(body)
     names = {each.name for each in dataclasses.fields(Outcome)} - {"command"} | {"cmd"}
     assert documented("an outcome") == names

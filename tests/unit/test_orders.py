@@ -1,0 +1,180 @@
+"""Orders: a command taken back, all of them frozen, and what is scheduled for a later step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launchhelm.records import Command, Outcome
+from tests.support.office import Office, offer
+from tests.support.runs import empty_run, send
+
+LATER: dict[str, Any] = {"name": "set_lr", "payload": {"lr": 0.5}, "first_step": 100}
+
+
+@pytest.fixture
+def office(tmp_path: Path) -> Office:
+    return Office(empty_run(tmp_path))
+
+
+def cancel(office: Office, id_: str, **fields: Any) -> Command:
+    return send(office.run, "run:cancel", {"id": id_}, **fields)
+
+
+def told(office: Office, command: Command) -> tuple[str, str]:
+    outcome = office.outcome(command.id)
+    return outcome.state, outcome.code
+
+
+def test_a_command_that_waits_is_cancelled_and_never_acts(office: Office) -> None:
+    waiting = send(office.run, **LATER)
+    assert office.take() is None
+    order = cancel(office, waiting.id, reason="wrong run")
+    assert office.take(step=200) is None
+    assert told(office, waiting) == ("cancelled", "cancelled")
+    assert office.outcome(waiting.id).message.endswith("wrong run")
+    outcome = office.outcome(order.id)
+    assert (outcome.state, outcome.applied_on, outcome.of) == ("applied", 1, 1)
+    office.desk.poll()
+    assert office.files() == []
+
+
+def test_what_is_cancelled_before_rank_0_looks_is_cancelled_however_the_files_are_named(
+    office: Office,
+) -> None:
+    first = send(office.run, "set_lr", {"lr": 1}, id="b")
+    cancel(office, "b", id="a")
+    second = send(office.run, "set_lr", {"lr": 2}, id="c")
+    cancel(office, "c", id="d")
+    assert office.take() is None
+    assert told(office, first)[0] == told(office, second)[0] == "cancelled"
+
+
+def test_a_loop_that_passes_no_safe_point_holds_no_order_up(office: Office) -> None:
+    office.clock.turn(600)
+    waiting = send(office.run, "set_lr", {"lr": 1})
+    office.desk.poll()
+    assert len(office.files()) == 1
+    cancel(office, waiting.id)
+    office.desk.poll()
+    assert told(office, waiting) == ("cancelled", "cancelled")
+
+
+def test_what_has_begun_or_ended_or_never_was_cannot_be_cancelled(office: Office) -> None:
+    sent = send(office.run, "set_lr", {"lr": 1})
+    taken = office.take()
+    assert taken == sent
+    late = cancel(office, sent.id)
+    office.desk.poll()
+    assert told(office, late) == ("rejected", "too_late")
+    office.desk.conclude(taken, Outcome(sent.id, "applied"))
+    later = cancel(office, sent.id)
+    unknown = cancel(office, "nothing")
+    office.desk.poll()
+    assert office.outcome(later.id).message == "Too late: it is applied."
+    assert told(office, unknown) == ("rejected", "unknown_command")
+    assert office.outcome(sent.id).state == "applied"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"payload": {}}, "local_validation"),
+        ({"payload": {"id": 7}}, "local_validation"),
+        ({"first_step": 3}, "local_validation"),
+        ({"for_attempt": 9}, "attempt_over"),
+    ],
+)
+def test_an_order_that_does_not_fit_is_refused(
+    office: Office, fields: dict[str, Any], code: str
+) -> None:
+    order = send(office.run, **{"name": "run:cancel", "payload": {"id": "x"}, **fields})
+    office.desk.poll()
+    assert told(office, order) == ("rejected", code)
+
+
+def test_nothing_acts_while_the_controls_are_frozen(office: Office) -> None:
+    scheduled = send(office.run, **LATER)
+    assert office.take() is None
+    send(office.run, "run:freeze", {}, reason="measuring")
+    office.desk.poll()
+    refused = send(office.run, "set_lr", {"lr": 2})
+    assert office.take() is None
+    assert told(office, refused) == ("rejected", "frozen")
+    assert office.outcome(refused.id).message.endswith("measuring")
+    send(office.run, "run:unfreeze", {})
+    assert office.take() is None
+    assert office.take(step=100) == scheduled
+
+
+def test_a_freeze_holds_in_the_next_attempt_until_it_is_undone(
+    office: Office,
+) -> None:
+    send(office.run, "run:freeze", {})
+    office.desk.poll()
+    again = Office(office.run, attempt=2)
+    refused = send(office.run, "set_lr", {"lr": 2})
+    assert again.take() is None
+    assert told(again, refused) == ("rejected", "frozen")
+    send(office.run, "run:unfreeze", {})
+    again.desk.poll()
+    third = Office(office.run, attempt=3)
+    sent = send(office.run, "set_lr", {"lr": 3})
+    assert third.take() == sent
+
+
+def test_a_command_for_a_far_step_waits_in_the_inbox_for_whichever_attempt_comes_there(
+    office: Office,
+) -> None:
+    office.take(step=0)
+    office.clock.turn(10)
+    office.take(step=10)  # One step a second: step 100 is a minute and a half away.
+    far = send(office.run, **LATER)
+    assert office.take(step=11) is None
+    assert [name[:4] for name in office.files()] == ["new."]
+    again = Office(office.run, attempt=2)
+    assert again.take(step=90) is None
+    assert again.take(step=100) == far
+
+
+def test_a_step_that_has_passed_or_is_skipped_holds_no_command_up(office: Office) -> None:
+    passed = send(office.run, "set_lr", {"lr": 1}, id="a", first_step=3)
+    between = send(office.run, "set_lr", {"lr": 2}, id="b", first_step=15)
+    assert office.take(step=10) == passed
+    assert office.take(step=10) is None
+    assert office.take(step=20) == between
+
+
+def test_two_who_both_say_what_they_saw_change_a_value_once(office: Office) -> None:
+    office.desk.values = {"lr": [0.1]}
+    first = send(office.run, "set_lr", {"lr": 0.05}, expected={"lr": [0.1]})
+    second = send(office.run, "set_lr", {"lr": 0.05}, expected={"lr": [0.1]})
+    taken = office.take()
+    assert taken is not None and taken.id in (first.id, second.id)
+    office.desk.values = {"lr": [0.05]}
+    office.desk.conclude(taken, Outcome(taken.id, "applied"))
+    assert office.take() is None
+    other = second if taken.id == first.id else first
+    assert told(office, other) == ("rejected", "changed_meanwhile")
+
+
+def test_a_revert_is_refused_once_another_command_changed_the_control(office: Office) -> None:
+    office.desk.register(offer("other"))
+
+    def apply(name: str = "set_lr", **fields: Any) -> Command:
+        send(office.run, name, {"lr": 1}, **fields)
+        taken = office.take()
+        assert taken is not None
+        office.desk.conclude(taken, Outcome(taken.id, "applied"))
+        return taken
+
+    first = apply()
+    apply("other")
+    apply(reverts=first.id)
+    apply(reverts=first.id)  # The second of several that undo it together.
+    apply()
+    late = send(office.run, "set_lr", {"lr": 1}, reverts=first.id)
+    assert office.take() is None
+    assert told(office, late) == ("rejected", "changed_meanwhile")
