@@ -275,6 +275,7 @@ class Exchange:
             every=control_every if control_every > 1 else 0,
             proceed=on_partial_failure == "continue",
             strict=on_divergence == "raise",
+            leader=f"rank {links.name_of(0)}" if links else "",
         )
         self._comparison: Comparison | None = None
         self.status = ControlStatus(calls_per_exchange=control_every)
@@ -327,7 +328,7 @@ class Exchange:
         if self._machine.finished:
             return
         try:
-            self._run(self._machine.finish())
+            self._run(self._machine.finish(self._step))
             if self._links is not None:
                 self._links.leave(self._step, self._call, reason)
                 self._links.drop()

@@ -43,7 +43,7 @@ class Packet:
         kind: What it says.
         next_due: The due call after this one.
         command: Number of the command it is about, 0 when about none.
-        size: Bytes of the body that follows, for COMMAND and DRIFT.
+        size: Bytes of the body that follows, for COMMAND and DRIFT; the last step, for CLOSING.
         apply_call: Always later than the call at which this packet is awaited; for APPLY.
     """
 

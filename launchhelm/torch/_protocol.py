@@ -85,6 +85,7 @@ class Machine:
         every: Calls between exchanges, 0 to let the coordinator pace them.
         proceed: on_partial_failure="continue".
         strict: on_divergence="raise".
+        leader: How messages name rank 0.
     """
 
     rank: int
@@ -92,6 +93,7 @@ class Machine:
     every: int = 0
     proceed: bool = False
     strict: bool = False
+    leader: str = "rank 0"
 
     call: int = 0
     step: int = 0
@@ -171,8 +173,9 @@ class Machine:
         """Stop because of something outside the protocol, in whatever state."""
         return self._lost(cause)
 
-    def finish(self) -> Action:
-        """Leave. No collective: only Conclude, Settle and Go follow."""
+    def finish(self, step: int = 0) -> Action:
+        """Leave after that step. No collective: only Conclude, Settle and Go follow."""
+        self.step = step
         was_on, self.finished = self.on and self.divergence is None, True
         if not self.coordinator or not was_on:
             return Go()
@@ -194,7 +197,8 @@ class Machine:
             self.command, self.body, self.stage = packet.command, packet.size, "offered"
             return self._do(Share(packet.size), "shared")
         if packet.kind is Kind.CLOSING:
-            return self._lost(Cause("left", (0,), "rank 0 has finished"))
+            text = f"{self.leader} left after step {packet.size} (finished)"
+            return self._lost(Cause("left", (0,), text))
         if packet.kind is Kind.IDLE:
             return self._end()
         if packet.kind is Kind.COMPARE:
@@ -442,7 +446,7 @@ class Machine:
         if self.size == 1 or self.follows:
             return Go()
         serial = self.serial + 1 if self.issued else self.serial
-        return Go(issue=Packet(serial, Kind.CLOSING, NEVER))
+        return Go(issue=Packet(serial, Kind.CLOSING, NEVER, size=self.step))
 
     def _after_left_in_doubt(self, settled: Settled) -> Action:
         unknown = Verdict(
