@@ -337,7 +337,9 @@ class Service:
         self._rest(work, now - started)
         self._close_idle()
 
-    def _beat(self, work: Work, push: Push, now: float) -> None:
+    def _beat(
+        self, work: Work, push: Push, now: float, interval_s: float = HEARTBEAT_S - NEWS_S
+    ) -> None:
         """Say who lives; where commands are asked for, also what may be commanded, and ask."""
         since = now - work.beat_at
         if self._open_pull is None or not self._watch:
@@ -345,7 +347,8 @@ class Service:
                 work.beat_at = now
                 push.heartbeat()
             return
-        if since >= HEARTBEAT_S - NEWS_S or (since >= NEWS_S and push.has_news):
+        self._pulse.follow(work)
+        if since >= interval_s or (since >= NEWS_S and push.has_news):
             work.beat_at = now
             push.heartbeat(commands=True)
         if push.voice is not None:
@@ -353,7 +356,6 @@ class Service:
                 work.pull = self._open_pull(work.place, push)
             if not work.pull.is_running:
                 work.pull.start()
-            self._pulse.follow(work)
 
     def _beat_beside(self, work: Work) -> None:
         """Say who lives between two slices, on a thread of the pulse."""
@@ -363,9 +365,8 @@ class Service:
             return
         if work.lock.acquire(blocking=False):
             try:
-                if work.push is not None and now - work.beat_at >= PULSE_S:
-                    work.beat_at = now
-                    work.push.heartbeat(commands=True)
+                if work.push is not None:
+                    self._beat(work, work.push, now, PULSE_S)
             finally:
                 work.lock.release()
 
