@@ -1,7 +1,7 @@
 """Measure what the control point costs, idle and for a command, beside the blocking scheme.
 
     python -m benchmarks.control_point [--ranks 2,4,8] [--step-ms 0,0.5,5] [--steps 600] [--free]
-    python -m benchmarks.control_point --ranks 64 --step-ms 50 --steps 100 --free
+    python -m benchmarks.control_point --ranks 64 --step-ms 50 --steps 20 --commands 3 --free
 
 Both schemes run on the same gloo ranks, in turns of 200 steps, so that a noisy machine hurts both.
 A step is a sleep of --step-ms and one small all-reduce, as the gradients of DDP have it, neither
@@ -29,15 +29,14 @@ from tests.support.scripted import ScriptedDesk, ScriptedPlant, Shown, command
 
 _TURN = 200
 _SETTLE = 500
-_COMMANDS = 10
-_WINDOW = 40
-"""A command travels through fewer calls than this."""
+_WINDOW_S = 0.2
+"""A command travels in less time than this, and in fewer than 40 calls."""
 _ASSUMED_HOP_US = 50.0
 """One message between two hosts by TCP, both sides awake."""
 
 
 def measure(
-    rank: int, size: int, tell: Any, steps: int, step_s: float, free: bool
+    rank: int, size: int, tell: Any, steps: int, step_s: float, free: bool, commands: int
 ) -> dict[str, Any]:
     """Run both schemes in turns on this rank, then commands; microseconds of each call."""
     import torch
@@ -95,11 +94,11 @@ def measure(
     first = 10**6
     interval = torch.tensor([exchange.status.calls_per_exchange])
     dist.broadcast(interval, 0)
-    pause = 2 * _WINDOW + 2 * int(interval)
-    desk.waiting = [command("x", first + pause * each, value=each) for each in range(_COMMANDS)]
+    pause = 2 * window_of(step_s) + 2 * int(interval)
+    desk.waiting = [command("x", first + pause * each, value=each) for each in range(commands)]
     calls: list[float] = []
     cpu = time.process_time()
-    for step in range(first, first + pause * (_COMMANDS + 1)):
+    for step in range(first, first + pause * (commands + 1)):
         train()
         start = time.perf_counter()
         exchange.on_call(step)
@@ -108,6 +107,11 @@ def measure(
     exchange.finish()
     return {"spent": spent, "calls_ms": calls, "applied_at": applied_at, "init_s": init_s,
             "cpu_us": {name: cpu_us[name] / len(spent[name]) for name in spent}}  # fmt: skip
+
+
+def window_of(step_s: float) -> int:
+    """Return in how many calls a command surely comes and goes."""
+    return max(8, min(40, int(_WINDOW_S / max(step_s, 1e-9))))
 
 
 def hop_us(rank: int, size: int, tell: Any, rounds: int) -> float:
@@ -157,8 +161,9 @@ def row_of(size: int, step_ms: float, ended: list[Any]) -> str:
         cells += [statistics.median(values), statistics.fmean(values)]
     ratio = cells[1] / cells[3]
     cpu = [statistics.fmean(one.value["cpu_us"][name] for one in ended) for name in ("ours",)]
+    window = window_of(step_ms / 1e3)
     costs = [
-        max(sum(one.value["calls_ms"][max(0, at - _WINDOW) : at + 1]) for one in ended)
+        max(sum(one.value["calls_ms"][max(0, at - window) : at + 1]) for one in ended)
         for at in ended[0].value["applied_at"]
     ]
     shown = " | ".join(f"{value:,.1f}" for value in cells)
@@ -175,6 +180,7 @@ def main() -> None:
     parser.add_argument("--ranks", default="2,4,8")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--step-ms", default="0,0.5,5")
+    parser.add_argument("--commands", type=int, default=10)
     parser.add_argument("--free", action="store_true")
     options = parser.parse_args()
     print(
@@ -187,6 +193,7 @@ def main() -> None:
             ended = run_ranks(
                 measure, size, deadline_s=900.0,
                 steps=options.steps, step_s=step_ms / 1e3, free=options.free,
+                commands=options.commands,
             )  # fmt: skip
             print(row_of(size, step_ms, ended), flush=True)
         slowest = max(one.value["init_s"] for one in ended)
