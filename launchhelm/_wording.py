@@ -177,7 +177,7 @@ def _applied(outcome: Outcome, around: Around) -> Sentence:
     if around.reverted_by:
         rest = f": reverted by {plain(around.reverted_by)}"
         return Sentence(f"{head}, not in effect any more", rest, mark="▲", tone="bad")
-    changes = changes_text(outcome.changes)
+    changes = changes_text(outcome.changes) or _said(outcome.message)
     tail = f", {changes}" if changes else ""
     count, of = outcome.applied_on, outcome.of
     if count is None or of is None:
@@ -221,7 +221,11 @@ def _waiting(command: CommandLike, around: Around, *, picked_up: bool) -> Senten
     if around.run_over:
         rest = f": {around.run_over}; a next attempt gets it while it is valid, else it expires"
         return Sentence("Waiting", rest, mark="◆")
-    if not picked_up and (_is_overdue(around) or _coordinator(around) is not None):
+    first_step = command.first_step
+    # What is scheduled stays in the inbox until its step is near.
+    is_ahead = first_step is not None and (around.step is None or around.step < first_step)
+    is_overdue = _is_overdue(around) and not is_ahead
+    if not picked_up and (is_overdue or _coordinator(around) is not None):
         waited = f" for {duration(around.waited_s)}" if around.waited_s is not None else ""
         rest = f": {_why_not_picked_up(around)}. Nothing has changed"
         return Sentence(f"Not picked up{waited}", rest, mark="◆", tone="bad")
@@ -230,11 +234,11 @@ def _waiting(command: CommandLike, around: Around, *, picked_up: bool) -> Senten
             f", running for {duration(around.handler_s)}" if around.handler_s is not None else ""
         )
         return Sentence("Waiting", f" behind `{plain(around.handler)}`{running}", mark="◆")
-    if not picked_up and around.waited_s is not None and around.waited_s >= _SEVERAL_LOOKS_S:
+    waits = around.waited_s is not None and around.waited_s >= _SEVERAL_LOOKS_S
+    if not picked_up and not is_ahead and waits and around.waited_s is not None:
         rest = f": rank 0 has not picked it up for {duration(around.waited_s)}"
         return Sentence("Waiting", rest, mark="◆")
-    first_step = command.first_step
-    if first_step is not None and (around.step is None or around.step < first_step):
+    if first_step is not None and is_ahead:
         rest = ""
         if around.quiet:
             rest = f": all wait for {_quiet_text(around)}"

@@ -9,6 +9,7 @@ from typing import Final
 
 from launchhelm import views
 from launchhelm._wording import Around, Quiet
+from launchhelm.records import CANCEL
 
 _IN_HANDLER: Final = re.compile(r"in (.+)")
 
@@ -37,6 +38,12 @@ def around_of(
     if waited_s is None and command is not None and command.is_pending:
         since = command.states[-1].at if command.states else command.issued_at
         waited_s = max(0.0, time.time() - since) if since else None
+    cancelled_by = ""
+    if command is not None and command.state == "cancelled":
+        orders = (each for each in view.commands if each.name == CANCEL)
+        cancelled_by = next(
+            (each.issued_by for each in orders if each.payload.get("id") == command.id), ""
+        )
     off = view.controls.get("control") == "off"
     return Around(
         waited_s=waited_s,
@@ -51,6 +58,7 @@ def around_of(
             for each in view.participants
             if each.state in ("late", "silent")
         ],
+        cancelled_by=cancelled_by,
         control_off=str(view.controls.get("why") or "no reason reported") if off else "",
         run_over=f"the run has ended ({view.state.text})" if view.state.is_over else "",
     )

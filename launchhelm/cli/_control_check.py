@@ -14,6 +14,7 @@ from launchhelm import _wording
 from launchhelm.cli._exit import UsageError
 from launchhelm.cli._fields import Capability, fields_of, root_of, value_of
 from launchhelm.controls import schema
+from launchhelm.records import Command
 
 _SAID_RANKS: Final = 4
 _FACTOR_LIMIT: Final = 10.0
@@ -241,6 +242,29 @@ def when(
         ahead += math.ceil(poll_s / pace_s)
     target = max(step + ahead, first_step if first_step is not None else 0)
     return When(target, (target - step) * pace_s if pace_s else None, world_size)
+
+
+def step_warnings(command: Command, step: int | None, when: When) -> list[str]:
+    """Point out steps that have passed or may never come, and a validity that ends before.
+
+    Args:
+        step: Of the run now, None while it has reported none.
+        when: The command is expected to act.
+    """
+    said = []
+    first, last = command.first_step, command.last_step
+    if first is not None and step is None:
+        said.append("the run has reported no step yet, so that it is not known when that comes")
+    elif first is not None and step is not None and first <= step:
+        said.append(
+            f"step {first:,} has passed (the run is at {step:,}); it acts as soon as it can"
+        )
+    if last is not None and step is not None and last < step:
+        said.append(f"step {last:,} has passed (the run is at {step:,}); it will expire")
+    if when.in_s is not None and when.in_s > command.valid_s:
+        valid = _wording.duration(command.valid_s)
+        said.append(f"it expires after {valid}, before that at the present pace")
+    return said
 
 
 def trouble_text(states: Mapping[int, str]) -> str:

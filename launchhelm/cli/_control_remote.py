@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from launchhelm import _wording
-from launchhelm.cli import _remote_decide, _remote_run, documents
+from launchhelm.cli import _control_replay, _remote_decide, _remote_run, documents
 from launchhelm.cli import _remote_words as words
 from launchhelm.cli._exit import Exit, UsageError
 from launchhelm.cli._remote_run import RunOnServer, refusal_of
@@ -31,6 +31,7 @@ def run(
 ) -> int:
     """List controls or commands of a run on a server, decide on one, or carry one through."""
     _require_known(arguments)
+    _control_replay.refuse_options(arguments)
     if name in _DECISIONS and len(fields) != 1:
         raise UsageError(
             f"control {name} takes a run and the id of one command.",
@@ -57,6 +58,7 @@ def _require_known(arguments: argparse.Namespace) -> None:
         "--at-step": arguments.at_step is not None,
         "--last-step": arguments.last_step is not None,
         "--expect": bool(arguments.expect),
+        "--valid-for": arguments.valid_for is not None,
     }
     for option, is_given in given.items():
         if is_given:

@@ -1,26 +1,19 @@
-"""One command from the words typed to its outcome: check, preview, ask, send, wait."""
+"""A command that may be sent: ask, send it, wait for its outcome, say what became of it."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import pwd
 import re
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from launchhelm import _wording, views
-from launchhelm._clock import SYSTEM_CLOCK
-from launchhelm._ids import new_run_id
 from launchhelm._wording import outcome_text
-from launchhelm.cli import _control_check as check
-from launchhelm.cli import _fields, documents
+from launchhelm.cli import documents
 from launchhelm.cli._around import around_of
-from launchhelm.cli._exit import Exit, UsageError
-from launchhelm.cli._sections import values_of
+from launchhelm.cli._exit import Exit
 from launchhelm.cli.output import Output
 from launchhelm.records import Command
 from launchhelm.store import inbox
@@ -34,7 +27,6 @@ WORD_EVERY_S: Final = 10.0
 _AFTER_END_S: Final = 5.0
 """How long an outcome may still arrive after the run has ended."""
 
-_INBOX_POLL_S: Final = 0.5
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 EXITS: Final = {
@@ -55,97 +47,6 @@ def seconds_of(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """A command that has passed the check, and what is foreseen."""
-
-    command: Command
-    change: check.Change | None
-    when: check.When
-    warnings: tuple[str, ...]
-    trouble: str
-
-    def preview(self) -> list[str]:
-        """Say what would change, when, where, and what may be wrong with it."""
-        what = f"{self.command.name} {_wording.payload_text(self.command.payload)}".rstrip()
-        if self.change is not None:
-            what = str(self.change)
-            if self.command.name == "lr":
-                what += "; a schedule goes on from there"
-        where = " ".join(part for part in (f"{self.when}.", self.trouble) if part)
-        return [what, *(f"note: {warning}" for warning in self.warnings), where]
-
-
-def send(
-    run: views.RunView, name: str, words: list[str], arguments: argparse.Namespace, output: Output
-) -> int:
-    """Carry one command through; every way out says what happened to it.
-
-    Raises:
-        UsageError: The command does not fit what the run published; nothing was written.
-    """
-    refusal = refusal_of(run)
-    if refusal:
-        return not_sent(refusal, output)
-    capability = run.capabilities.get(name)
-    if capability is None:
-        known = _wording.listed(run.capabilities)
-        raise UsageError(f"This run has no control {name!r}.", remedy=f"It has {known}.")
-    values = values_of(run)
-    payload = _fields.payload_of(words, capability)
-    problem = check.problem_with(capability, payload, values)
-    if problem:
-        raise UsageError(f"{problem}.", remedy=f"{name} takes {_fields.fields_text(capability)}.")
-    if arguments.last_step is not None and arguments.last_step < (arguments.at_step or 0):
-        raise UsageError("--last-step is before --at-step.")
-    expected, changed = check.expectation(arguments.expect, values)
-    if changed:
-        return not_sent(f"Changed meanwhile: {'; '.join(changed)}.", output)
-    plan = _plan(run, capability, payload, expected, arguments)
-    _require_room(plan.command)
-    if arguments.check:
-        return _say_check(plan, output)
-    for line in plan.preview():
-        output.say(line)
-    if sys.stdin.isatty() and not arguments.yes and not confirmed(output):
-        output.say("Not sent, nothing changed.")
-        return Exit.NOTHING_CHANGED
-    return _send_and_wait(run, plan.command, arguments, output)
-
-
-def _require_room(command: Command) -> None:
-    """Refuse what the inbox would: text that is not UTF-8, and more bytes than it takes.
-
-    Raises:
-        UsageError: The command cannot be written.
-    """
-    try:
-        size = len(inbox.encode(command))
-    except UnicodeEncodeError:
-        raise UsageError("--reason and fields are text in UTF-8.") from None
-    if size > inbox.MAX_COMMAND_BYTES:
-        raise UsageError(
-            f"The command has {size:,} bytes; {inbox.MAX_COMMAND_BYTES:,} are allowed.",
-            remedy="Shorten --reason or the fields.",
-        )
-
-
-def refusal_of(run: views.RunView) -> str:
-    """Say why no command can have an effect, "" when one may."""
-    name = _wording.plain(run.name)
-    if run.state.is_over:
-        return f"{name} has ended ({run.state.text}); a command would have no effect."
-    controls = run.controls
-    if controls.get("control") == "off":
-        why = _wording.plain(str(controls.get("why") or "no reason reported"))
-        return f"Control is off in {name}: {why}."
-    if not run.capabilities:
-        if run.state.word == "starting":
-            return f"{name} has not said yet what may be changed; try again in a moment."
-        return f"{name} declares no controls; `Trainer.watch` or `Trainer.tunable` declares some."
-    return ""
-
-
 def not_sent(sentence: str, output: Output) -> int:
     """Say why no command was sent."""
     output.say(sentence)
@@ -155,56 +56,6 @@ def not_sent(sentence: str, output: Output) -> int:
     return Exit.NOTHING_CHANGED
 
 
-def _plan(
-    run: views.RunView,
-    capability: _fields.Capability,
-    payload: dict[str, Any],
-    expected: Mapping[str, Any],
-    arguments: argparse.Namespace,
-) -> _Plan:
-    name = str(capability["name"])
-    around = around_of(run)
-    change = check.change_of(name, payload, values_of(run))
-    calls = run.controls.get("calls_per_exchange")
-    estimate = check.when(
-        step=run.step,
-        pace_s=around.pace_s,
-        calls_per_exchange=calls if isinstance(calls, int) else None,
-        poll_s=_INBOX_POLL_S,
-        first_step=arguments.at_step,
-        world_size=around.world_size,
-    )
-    states = {each.rank: each.state for each in run.participants}
-    states |= dict.fromkeys(run.missing, "missing")
-    warnings = check.warnings_for(change, capability)
-    if run.state.word == "no news":
-        warnings.append(f"{run.state.text}; the command may wait, and expire after 1 h")
-    command = Command(
-        id=new_run_id(),
-        name=name,
-        payload=payload,
-        issued_by=_user(),
-        issued_at=SYSTEM_CLOCK.wall(),
-        reason=arguments.reason,
-        first_step=arguments.at_step,
-        last_step=arguments.last_step,
-        expected=expected,
-    )
-    return _Plan(command, change, estimate, tuple(warnings), check.trouble_text(states))
-
-
-def _say_check(plan: _Plan, output: Output) -> int:
-    if output.json:
-        output.document(
-            documents.check_document(plan.command, plan.change, plan.when, plan.warnings)
-        )
-        return Exit.DONE
-    for line in plan.preview():
-        output.line(line)
-    output.say("Checked only, nothing was sent.")
-    return Exit.DONE
-
-
 def confirmed(output: Output, what: str = "Send") -> bool:
     """Ask the person at the terminal."""
     output.stderr.write(f"{what}? [y/N] ")
@@ -212,18 +63,27 @@ def confirmed(output: Output, what: str = "Send") -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _send_and_wait(
-    run: views.RunView, command: Command, arguments: argparse.Namespace, output: Output
+def deliver(
+    run: views.RunView,
+    command: Command,
+    arguments: argparse.Namespace,
+    output: Output,
+    about: str = "",
 ) -> int:
+    """Send a command, and wait for its outcome unless that is not wanted.
+
+    Args:
+        about: The command that an order is about, which is shown then in the order's place.
+    """
     try:
         inbox.send(run.directory, command)
         output.say(f"written {clock_text()}")
         if not arguments.no_wait:
-            return _wait(run, command, arguments.timeout, output)
+            return wait(run, command, arguments.timeout, output, about)
     except KeyboardInterrupt:
         output.say(
             f"\nInterrupted. Command {command.id} stays where it is and may still be applied; "
-            f"see: launchhelm control {run.run_id} log"
+            f"take it back: launchhelm control {run.run_id} cancel {command.id}"
         )
         return Exit.INTERRUPTED
     if output.json:
@@ -233,7 +93,14 @@ def _send_and_wait(
     return Exit.DONE
 
 
-def _wait(run: views.RunView, command: Command, timeout_s: float | None, output: Output) -> int:
+def wait(
+    run: views.RunView,
+    command: Command,
+    timeout_s: float | None,
+    output: Output,
+    about: str = "",
+) -> int:
+    """Wait for the outcome of a command, saying what is waited for, and print it."""
     began = time.monotonic()
     said_at = began
     ended_at: float | None = None
@@ -250,7 +117,7 @@ def _wait(run: views.RunView, command: Command, timeout_s: float | None, output:
                 at = f" at step {run.step:,}" if run.step is not None else ""
                 output.say(f"picked up {clock_text()}{at}")
             if view.outcome.is_final:
-                return _conclude(view, run, output)
+                return _conclude(view, run, output, about)
         if run.state.is_over:
             ended_at = ended_at if ended_at is not None else now
         waited_s = now - began
@@ -279,14 +146,21 @@ class _Sent:
         return view if view is not None else cls(command.first_step)
 
 
-def _conclude(view: views.CommandView, run: views.RunView, output: Output) -> int:
-    around = around_of(run)
+def _conclude(view: views.CommandView, run: views.RunView, output: Output, about: str) -> int:
+    state = view.outcome.state if view.outcome is not None else ""
+    if about and view.outcome is not None and state != "applied":
+        output.say(_wording.plain(view.outcome.message))
+    say(run.command(about) or view, run, output, sent=True)
+    return EXITS.get(state, Exit.UNKNOWN)
+
+
+def say(view: views.CommandView, run: views.RunView, output: Output, **facts: Any) -> None:
+    """Print what became of a command, as a sentence or as its document with these facts."""
+    around = around_of(run, command=view)
     if output.json:
-        output.document({"sent": True, **documents.command_document(view, around)})
+        output.document({**facts, **documents.command_document(view, around)})
     else:
         output.line(output.sentence(outcome_text(view, around)))
-    state = view.outcome.state if view.outcome is not None else ""
-    return EXITS.get(state, Exit.UNKNOWN)
 
 
 def _still_waiting(
@@ -312,11 +186,3 @@ def _still_waiting(
 def clock_text() -> str:
     """Return the time of day as it is shown beside what happens."""
     return time.strftime("%H:%M:%S")
-
-
-def _user() -> str:
-    """Name the user for the ledger; who may control is decided by the owner of the file."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return f"uid {os.getuid()}"

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from launchhelm import views
-from launchhelm.cli import _control_send, _server, documents, selection
+from launchhelm.cli import (
+    _control_give,
+    _control_orders,
+    _control_replay,
+    _control_revert,
+    _control_send,
+    _server,
+    documents,
+    selection,
+)
 from launchhelm.cli._around import around_of
 from launchhelm.cli._exit import Exit, UsageError
 from launchhelm.cli._sections import print_command, print_controls, values_of
@@ -16,15 +25,17 @@ from launchhelm.env import load_env
 
 DESCRIPTION = """Send one command to a running training and say what became of it.
 `control RUN list` shows what may be changed, `control RUN log` every command so far. The words
-after the name of a control are its fields: `control latest lr scale=0.5`. With --server the command
-goes to a run on that server, by way of whoever syncs it; `control --server URL RUN cancel ID` takes
-one back there, and `approve ID` releases one that needs it."""
+after the name of a control are its fields: `control latest lr scale=0.5`. `cancel ID` takes back a
+command that has not begun, `revert ID` undoes one that was applied, `replay OTHER` repeats those of
+another run at the same steps, `freeze` lets none act until `unfreeze`. With --server the command
+goes to a run on that server, by way of whoever syncs it; `cancel ID` works there too, and `approve
+ID` releases one that needs it."""
 
 SUBVERBS: Final = ("list", "log")
 """No control may be called like that. `control list RUN` is understood as well."""
 
-DECISIONS: Final = ("cancel", "approve")
-"""Likewise with --server, each with the id of a command."""
+ORDERS: Final = ("cancel", "revert", "replay", "freeze", "unfreeze")
+"""Likewise, unless the script has a control of that name; the first three are about one thing."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +58,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="only if this value has not changed; repeatable",
     )
+    parser.add_argument(
+        "--valid-for",
+        type=_control_send.seconds_of,
+        metavar="T",
+        help="expires after 30m, 2h, 3d; default 1h, with --at-step 30d",
+    )
+    for name, kind, what in _control_replay.OPTIONS:
+        parser.add_argument(f"--{name}", type=kind, metavar=what[0], help=f"replay: {what[1]}")
     parser.add_argument("--check", action="store_true", help="say what would change, send nothing")
     parser.add_argument("--yes", action="store_true", help="do not ask; only a terminal is asked")
     waiting = parser.add_mutually_exclusive_group()
@@ -76,14 +95,36 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if getattr(arguments, each):
             raise UsageError(f"--{each.replace('_', '-')} goes with --server.")
     view = selection.select(arguments, selector)
-    if name in DECISIONS and name not in view.capabilities:
-        raise UsageError(
-            f"control {name} goes with --server.",
-            remedy="What is in the inbox of a run directory cannot be taken back.",
-        )
     if name in SUBVERBS:
         return _list(view, output) if name == "list" else _log(view, output)
-    return _control_send.send(view, name, fields, arguments, output)
+    if name == "approve" and name not in view.capabilities:
+        raise UsageError("control approve goes with --server.")
+    is_order = name in ORDERS and name not in view.capabilities
+    if not (is_order and name == "replay"):
+        _control_replay.refuse_options(arguments)
+    if is_order:
+        return _order(view, name, fields, arguments, output)
+    return _control_give.give(view, name, fields, arguments, output)
+
+
+def _order(
+    view: views.RunView,
+    name: str,
+    words: list[str],
+    arguments: argparse.Namespace,
+    output: Output,
+) -> int:
+    if len(words) != (0 if name.endswith("freeze") else 1):
+        what = {"replay": "a run or a file of `log --json`", "freeze": "", "unfreeze": ""}
+        takes = what.get(name, "the id of a command")
+        raise UsageError(f"control {name} takes {takes or 'a run and nothing else'}.")
+    if name == "cancel":
+        return _control_orders.cancel(view, words[0], arguments, output)
+    if name == "revert":
+        return _control_revert.revert(view, words[0], arguments, output)
+    if name == "replay":
+        return _control_replay.replay(view, words[0], arguments, output)
+    return _control_orders.freeze(view, name, arguments, output)
 
 
 def _remote(
@@ -126,7 +167,7 @@ def _list(view: views.RunView, output: Output) -> int:
             output.document(documents.control_document(capability, values))
         return Exit.DONE
     print_controls(view, output)
-    refusal = _control_send.refusal_of(view)
+    refusal = _control_give.refusal_of(view)
     if refusal:
         output.say(refusal)
     return Exit.DONE

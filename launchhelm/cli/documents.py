@@ -179,6 +179,8 @@ def command_document(command: views.CommandView, around: Around) -> Document:
         "failures": known.get("failures", []),
         "result": known.get("result"),
         "effect": command.effect,
+        "reverts": command.reverts,
+        "replays": command.replays,
         "states": [
             {"state": each.state, "at": each.at, "step": each.step, "attempt": each.attempt}
             for each in command.states

@@ -4,7 +4,7 @@ No third-party package is imported, nothing is written anywhere, and no clock of
 decides anything.
 """
 
-from launchhelm.views.commands import CommandState, CommandView
+from launchhelm.views.commands import CommandState, CommandView, frozen
 from launchhelm.views.liveness import BEAT_S, LATE_S, SILENT_S, Age, Observer
 from launchhelm.views.participants import ParticipantView
 from launchhelm.views.points import Point
@@ -30,6 +30,7 @@ __all__ = [
     "RunSummary",
     "RunView",
     "find_run",
+    "frozen",
     "open_run",
     "runs",
 ]

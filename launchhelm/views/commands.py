@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launchhelm.records import PENDING_STATES, Command, Outcome, Record
+from launchhelm.records import FREEZE, PENDING_STATES, UNFREEZE, Command, Outcome, Record
 from launchhelm.store.layout import CommandName
 
 
@@ -72,6 +72,18 @@ class CommandView:
         return known.last_step if known is not None else None
 
     @property
+    def reverts(self) -> str:
+        """The command that it undoes, "" for none."""
+        known = self.command if self.command is not None else self.outcome
+        return known.reverts if known is not None else ""
+
+    @property
+    def replays(self) -> str:
+        """`<run>/<id>` of the command that it repeats, "" for none."""
+        known = self.command if self.command is not None else self.outcome
+        return known.replays if known is not None else ""
+
+    @property
     def is_pending(self) -> bool:
         """Whether something may still happen to it."""
         return self.outcome is None or self.outcome.state in PENDING_STATES
@@ -131,6 +143,16 @@ class Ledger:
         )
 
 
+def frozen(commands: Iterable[CommandView]) -> str:
+    """Say who froze the controls, "" when they are not frozen; commands as in the ledger."""
+    said = ""
+    for command in commands:
+        if command.state == "applied" and command.name in (FREEZE, UNFREEZE):
+            assert command.outcome is not None
+            said = command.outcome.message if command.name == FREEZE else ""
+    return said
+
+
 def _in_inbox(name: CommandName, command: Command | None) -> CommandView:
     return CommandView(
         id=name.command,
@@ -156,4 +178,6 @@ def _merge(earlier: Outcome, later: Outcome) -> Outcome:
         server=later.server or earlier.server,
         first_step=later.first_step if later.first_step is not None else earlier.first_step,
         last_step=later.last_step if later.last_step is not None else earlier.last_step,
+        reverts=later.reverts or earlier.reverts,
+        replays=later.replays or earlier.replays,
     )

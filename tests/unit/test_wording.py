@@ -138,8 +138,13 @@ def test_each_evidence_has_its_sentence(sentence: str, expected: str) -> None:
             "Waiting behind `checkpoint`, running for 41 s",
         ),
         (
-            Around(waited_s=8, exchange_s=0.5),
+            Around(waited_s=95, exchange_s=0.5),
             14000,
+            "Scheduled for step 14,000",
+        ),
+        (
+            Around(waited_s=8, exchange_s=0.5),
+            None,
             "Waiting: rank 0 has not picked it up for 8 s",
         ),
         (

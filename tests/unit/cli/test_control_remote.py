@@ -504,9 +504,9 @@ def test_a_key_that_may_not_decide_is_told_so_with_5(
     participant.client.close()
 
 
-def test_without_a_server_nothing_can_be_cancelled_and_that_is_said(cli: Cli, root: Path) -> None:
+def test_without_a_server_nothing_can_be_approved_and_that_is_said(cli: Cli, root: Path) -> None:
     MadeRun(root).train()
-    ran = cli("control", "latest", "cancel", "abc")
+    ran = cli("control", "latest", "approve", "abc")
     assert ran.code == 2 and "goes with --server" in ran.err
 
 

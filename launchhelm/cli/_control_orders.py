@@ -1,0 +1,82 @@
+"""Take a command back, and freeze or unfreeze all of them."""
+
+from __future__ import annotations
+
+import argparse
+
+from launchhelm import _wording, views
+from launchhelm.cli._control_give import command_of, is_wanted, refusal_of
+from launchhelm.cli._control_send import deliver, not_sent, say
+from launchhelm.cli._exit import Exit, UsageError
+from launchhelm.cli.output import Output
+from launchhelm.errors import Conflict, NotFound
+from launchhelm.records import CANCEL, FREEZE, UNFREEZE
+
+_SHOWN = 5
+
+
+def cancel(run: views.RunView, id_: str, arguments: argparse.Namespace, output: Output) -> int:
+    """Take a command back that has not begun; one that is cancelled already stays so."""
+    command = find(run, id_)
+    if command.state == "applying" or not command.is_pending:
+        say(command, run, output)
+        return Exit.DONE if command.state == "cancelled" else Exit.NOTHING_CHANGED
+    output.say(f"{command.name} {_wording.payload_text(command.payload)}".rstrip())
+    return _order(run, CANCEL, {"id": command.id}, arguments, output, about=command.id)
+
+
+def freeze(run: views.RunView, name: str, arguments: argparse.Namespace, output: Output) -> int:
+    """Let no command act from now on, or again."""
+    frozen = views.frozen(run.commands)
+    if bool(frozen) == (name == "freeze"):
+        output.line(_wording.plain(frozen) or "the controls are not frozen")
+        return Exit.DONE
+    refusal = "" if frozen else refusal_of(run)
+    if refusal:
+        return not_sent(refusal, output)
+    output.say(
+        "No command will act until `unfreeze`." if name == "freeze" else "Commands act again."
+    )
+    return _order(run, FREEZE if name == "freeze" else UNFREEZE, {}, arguments, output)
+
+
+def _order(
+    run: views.RunView,
+    name: str,
+    payload: dict[str, str],
+    arguments: argparse.Namespace,
+    output: Output,
+    about: str = "",
+) -> int:
+    for option in ("at_step", "last_step", "expect", "check"):
+        if getattr(arguments, option):
+            word = name.partition(":")[2]
+            raise UsageError(f"{word} acts at once; it takes no --{option.replace('_', '-')}.")
+    order = command_of(name, payload, arguments)
+    if not is_wanted(arguments, output):
+        return Exit.NOTHING_CHANGED
+    return deliver(run, order, arguments, output, about)
+
+
+def find(run: views.RunView, id_: str) -> views.CommandView:
+    """Return the command of that id, or the only one whose id begins so.
+
+    Raises:
+        NotFound: The run has none.
+        Conflict: Several begin so.
+        UsageError: The id is empty.
+    """
+    if not id_:
+        raise UsageError("The id of a command is empty.")
+    found = run.command(id_)
+    mine = [found] if found else [each for each in run.commands if each.id.startswith(id_)]
+    if len(mine) == 1:
+        return mine[0]
+    title = _wording.plain(run.name)
+    if not mine:
+        raise NotFound(
+            f"{title} has no command {_wording.plain(id_)}.",
+            remedy=f"See its commands: launchhelm control {run.run_id} log",
+        )
+    shown = ", ".join(each.id for each in mine[:_SHOWN])
+    raise Conflict(f"{len(mine)} commands of {title} begin so: {shown}.", remedy="Give the id.")

@@ -1,0 +1,158 @@
+"""Undo a command by another one: the values before it, if nothing has changed them since."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from launchhelm import _wording, views
+from launchhelm.cli import _control_check as check
+from launchhelm.cli._control_give import command_of, plan_of, refusal_of, send
+from launchhelm.cli._control_orders import find
+from launchhelm.cli._control_send import not_sent
+from launchhelm.cli._exit import Exit, UsageError
+from launchhelm.cli._sections import values_of
+from launchhelm.cli.output import Output
+
+_FIELD: Final = {"lr": "lr", "weight_decay": "value", "grad_clip": "max_norm", "dropout": "p"}
+"""The field of each control that sets a value; of a tunable it is `value`."""
+
+_PER_GROUP: Final = ("lr", "weight_decay")
+
+Step = tuple[dict[str, Any], dict[str, Any]]
+"""Input of one command and the values it expects. Any: JSON."""
+
+
+class _CannotUndo(Exception):
+    """Why a command cannot be undone by another one."""
+
+
+def revert(run: views.RunView, id_: str, arguments: argparse.Namespace, output: Output) -> int:
+    """Send the command that undoes another one, or the several that it takes."""
+    if arguments.expect:
+        raise UsageError("revert says itself what it expects; leave out --expect.")
+    refusal = refusal_of(run)
+    if refusal:
+        return not_sent(refusal, output)
+    command = find(run, id_)
+    try:
+        undone = _undone_by(run, command)
+        steps = steps_back(command, undone, values_of(run), run.attempt)
+    except _CannotUndo as why:
+        return not_sent(f"{command.name} cannot be undone: {why}.", output)
+    if not steps:
+        output.line(f"{command.name} is as it was before already.")
+        return Exit.DONE
+    plans = []
+    for payload, expected in steps:
+        problem = check.problem_with(run.capabilities[command.name], payload, values_of(run))
+        if problem:
+            return not_sent(f"{problem}.", output)
+        made = command_of(command.name, payload, arguments, expected=expected, reverts=command.id)
+        plans.append(plan_of(run, made))
+    output.say("Weights and the state of the optimizer stay as they are.")
+    return send(plans, run, arguments, output)
+
+
+def _undone_by(run: views.RunView, command: views.CommandView) -> list[views.CommandView]:
+    """Return the commands that undid it, in part or whole, since nothing else changed its control.
+
+    Raises:
+        _CannotUndo: It was not applied, or another command has changed its control since.
+    """
+    if command.state != "applied":
+        raise _CannotUndo(f"it is {command.state.replace('_', ' ')}")
+    if command.name not in run.capabilities:
+        raise _CannotUndo("the run has no such control now")
+    applied = [
+        each for each in run.commands if each.state == "applied" and each.name == command.name
+    ]
+    others = [each for each in applied if each.reverts != command.id]
+    newest = max(others, key=lambda each: (each.states[-1].attempt, each.states[-1].at))
+    if newest.id != command.id:
+        raise _CannotUndo(f"command {newest.id} has changed it since; undo that one first")
+    return [each for each in applied if each.reverts == command.id]
+
+
+def steps_back(
+    command: views.CommandView,
+    undone: Sequence[views.CommandView],
+    values: Mapping[str, Any],
+    attempt: int,
+) -> list[Step]:
+    """Return the commands that undo one, in order; none when its values are the old ones again.
+
+    Args:
+        undone: Applied commands that undid it in part.
+        values: Of all controls now.
+        attempt: The launch that runs now.
+
+    Raises:
+        _CannotUndo: There is no such command.
+    """
+    name = command.name
+    outcome = command.outcome
+    change = outcome.changes.get(name) if outcome is not None else None
+    if not isinstance(change, Mapping) or name not in values:
+        raise _CannotUndo("what it did is not a value that a command can set")
+    old: Any = change.get("old")
+    new: Any = change.get("new")
+    now = values[name]
+    as_left = f"it is {_wording.values_text(now)} now, not as the command left it"
+    if name not in _PER_GROUP:
+        if now not in (old, new):
+            raise _CannotUndo(as_left)
+        return [(_one_value(name, old), {name: now})] if now != old else []
+    if not len(old) == len(new) == len(now):
+        raise _CannotUndo("the optimizer has other groups now")
+    after = (command.effect or {}).get("values", {}).get(name, new)
+    stands = all(each in pair for each, *pair in zip(now, old, new, strict=True))
+    if stands and after == new and old != new:
+        return _absolute(name, old, now) if now != old else []
+    if name != "lr" or command.states[-1].attempt != attempt:
+        raise _CannotUndo(as_left)
+    groups = [each.payload.get("group") for each in undone]
+    steps = _relative(command.payload, old, new)
+    return [(payload, {}) for payload in steps if payload.get("group") not in groups]
+
+
+def _one_value(name: str, old: Any) -> dict[str, Any]:
+    if name == "dropout" and not isinstance(old, int | float):
+        raise _CannotUndo("its modules had different values")
+    if name == "grad_clip" and old is None:
+        return {}
+    if name not in _FIELD and not name.startswith("set_"):
+        raise _CannotUndo("send the command that does the opposite")
+    return {_FIELD.get(name, "value"): old}
+
+
+def _absolute(name: str, old: list[float], now: list[float]) -> list[Step]:
+    """Set the old values: all groups at once where they were equal, else one after the other."""
+    field = _FIELD[name]
+    if len(set(old)) == 1:
+        return [({field: old[0]}, {name: now})]
+    steps: list[Step] = []
+    values = list(now)
+    for group, value in enumerate(old):
+        if values[group] != value:
+            steps.append(({field: value, "group": group}, {name: list(values)}))
+            values[group] = value
+    return steps
+
+
+def _relative(
+    payload: Mapping[str, Any], old: list[float], new: list[float]
+) -> list[dict[str, Any]]:
+    """Scale back what a schedule has moved on: there is no value left to set or to expect."""
+    if "scale" in payload:
+        return [{**payload, "scale": 1 / payload["scale"]}]
+    pairs = list(zip(old, new, strict=True))
+    if not all(before and after for before, after in pairs):
+        raise _CannotUndo("a rate was 0")
+    factors = [before / after for before, after in pairs]
+    if len(set(factors)) == 1:
+        return [{"scale": factors[0]}]
+    return [
+        {"scale": factor, "group": group} for group, factor in enumerate(factors) if factor != 1
+    ]
