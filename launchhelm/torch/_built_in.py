@@ -64,6 +64,7 @@ class BuiltIn:
 
     Attributes:
         rates: None without the `lr` control.
+        always: What `watch` offers even where it is not wanted.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class BuiltIn:
         self.clipping = Clipping(limit, world_size)
         self.sites = Sites()
         self.flow = FlowHolder()
+        self.always: frozenset[str] = frozenset()
         self._offer = offer
         self._withdraw = withdraw
         self._log = log
@@ -103,8 +105,9 @@ class BuiltIn:
         }
         for name in FLOW_CONTROLS:
             made[name] = lambda name=name: FlowControl(name, self.flow)  # type: ignore[misc]
-        # Whoever can pause must be able to resume.
-        names = {*wanted, "resume"} if "pause" in wanted else set(wanted)
+        names = {*wanted, *self.always}
+        if "pause" in names:
+            names.add("resume")  # Whoever can pause must be able to go on.
         if eval_fn is not None:
             names.add(Evaluation.name)
             made[Evaluation.name] = lambda: Evaluation(eval_fn, model, self._log, self._notice)

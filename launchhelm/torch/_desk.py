@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from launchhelm._commands import CommandDesk
@@ -23,12 +23,14 @@ class TrainingDesk:
     Attributes:
         landed: Commands applied since the optimizer last moved, with what they changed; their
             effect is still to be seen.
+        urgent: Asked first for a command that nobody has sent, such as that of a signal.
     """
 
     def __init__(self, desk: CommandDesk) -> None:
         self._desk = desk
         self._is_advertised = False
         self.landed: list[tuple[Command, Mapping[str, Any]]] = []
+        self.urgent: Callable[[], Command | None] | None = None
 
     @property
     def paused(self) -> bool:
@@ -48,7 +50,8 @@ class TrainingDesk:
 
     def take(self, step: int) -> Command | None:
         """Return the next command that may act at this step."""
-        return self._desk.take(TRAINING_SAFE_POINT, step=step)
+        command = self.urgent() if self.urgent is not None else None
+        return command or self._desk.take(TRAINING_SAFE_POINT, step=step)
 
     def applying(self, command: Command, step: int) -> Ticket:
         """Record that a command is about to act."""

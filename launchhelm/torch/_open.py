@@ -47,7 +47,7 @@ def init(
     collective_timeout_s: float = 1800.0,
     control: str = "auto",
     on_divergence: str = "warn",
-    handle_signals: bool = False,
+    handle_signals: bool | str = False,
     sync: bool = False,
 ) -> Trainer:
     """Start recording a training job, offline; every rank of the group calls it. Collective.
@@ -73,7 +73,9 @@ def init(
         on_divergence: What happens when controls are found to hold different values on different
             ranks, which is looked at about every 15 s: "warn"; "raise" DivergedStateError on every
             rank; "ignore": they are not compared, for ranks that differ by design.
-        handle_signals: As for `launchhelm.init`, on each rank by itself.
+        handle_signals: True: as for `launchhelm.init`, on each rank by itself. "stop": a SIGTERM or
+            SIGUSR1 on any rank makes `stop_requested` true on all, at the same step, and ends no
+            process; `finish` then leaves the run open for the next attempt.
         sync: As for `launchhelm.init`; the thread runs on the coordinator only.
 
     Raises:
@@ -91,6 +93,8 @@ def init(
         raise ValueError(f"control_every must be an integer of at least 1, got {control_every!r}.")
     _require_seconds(collective_timeout_s, "collective_timeout_s")
     interval_s = checked_interval(system_interval)
+    if handle_signals not in (True, False, "stop"):
+        raise ValueError(f'handle_signals must be True, False or "stop", got {handle_signals!r}.')
     if handle_signals:
         _endings.require_main_thread()
     require_member(process_group)
@@ -122,7 +126,9 @@ def init(
         on_divergence=on_divergence,
         control_off=control == "off",
     )
-    if handle_signals:
+    if handle_signals == "stop":
+        trainer.stop_on_signals()
+    elif handle_signals:
         trainer.run.handle_signals()
     if system_metrics and facts.local_rank == 0:
         system.start(trainer.run, interval=interval_s, step=lambda: trainer.global_step)

@@ -29,10 +29,11 @@ from launchhelm.torch._controls_past import Commanded, commanded, kept, undone
 from launchhelm.torch._desk import Panel, TrainingDesk
 from launchhelm.torch._errors import DivergedStateError
 from launchhelm.torch._exchange import ControlStatus, Exchange
-from launchhelm.torch._flow import HOLD_S, FlowHolder, Ping, TrainingStopped
+from launchhelm.torch._flow import HOLD_S, FlowControl, FlowHolder, Ping, TrainingStopped
 from launchhelm.torch._metrics import Series, as_float64, taken
 from launchhelm.torch._participant import RankFacts
 from launchhelm.torch._plant import Plant
+from launchhelm.torch._signals import StopSignals
 from launchhelm.torch._tunables import Tunable, TunableControl, TunableValue
 
 REDUCTIONS: Final = ("mean", "sum", "min", "max")
@@ -110,6 +111,7 @@ class Trainer:
         )
         self._clipping, self._flow = self._built_in.clipping, self._built_in.flow
         self._raises_stop = False
+        self._signals: StopSignals | None = None
         self._odd_names: set[str] = set()
         # What earlier attempts were commanded, until it is known whether it is still in effect.
         self._past: dict[str, Commanded] = {}
@@ -127,6 +129,16 @@ class Trainer:
             self._offer(Ping())
         # However this process ends, the run's end is where the other ranks are told.
         run.before_finish(self._leave)
+
+    def stop_on_signals(self) -> None:
+        """Turn SIGTERM and SIGUSR1 on any rank into one `stop` on all; called by `init`."""
+        board = self._links.board if self._links is not None else None
+        self._signals = signals = StopSignals(self.control.group_rank, board)
+        self.run.before_finish(signals.let_go)
+        if self._desk is not None:
+            self._desk.urgent = signals.command
+        self._built_in.always = frozenset(("stop",))
+        self._offer(FlowControl("stop", self._flow))
 
     @property
     def global_step(self) -> int:
@@ -246,6 +258,8 @@ class Trainer:
             self._has_stepped = True
             self._progress.phase = "training"
             self._progress.phase_since = now
+        if self._signals is not None:
+            self._heed(self._signals)
         if self._exchange is not None:
             try:
                 self._exchange.on_call(number)
@@ -260,6 +274,13 @@ class Trainer:
         if self._raises_stop and self._flow.now.stop_requested:
             raise TrainingStopped(f"A stop command landed at step {number}.")
 
+    def _heed(self, signals: StopSignals) -> None:
+        """Let the others know of a signal; without control this rank can only stop alone."""
+        if self._exchange is not None and self._exchange.status.on:
+            signals.tell()
+        elif signals.heard:
+            self._flow.now = replace(self._flow.now, stop_requested=True)
+
     def _hold(self, exchange: Exchange, number: int) -> None:
         """Wait at this step, on every rank alike, until a command or the loss of control ends it.
 
@@ -273,6 +294,8 @@ class Trainer:
             while self._flow.now.paused and exchange.status.on and not self._has_ended:
                 if self._panel is not None:
                     self._look(self._panel, number, time.monotonic())
+                if self._signals is not None:
+                    self._heed(self._signals)
                 exchange.idle(number, HOLD_S)
         finally:
             if self._desk is not None:
@@ -527,7 +550,14 @@ class Trainer:
             timeout: Seconds to wait for storage, 10 at most.
         """
         self._reason = "finished"
-        self.run.finish(close_run=close_run, timeout=timeout)
+        if self._signals is not None and self._signals.heard:
+            # Its launcher may start it again: the run stays open for that attempt.
+            self._reason = self._signals.heard
+            self.run.finish(
+                close_run=False, timeout=timeout, state="terminated", reason=self._reason
+            )
+        else:
+            self.run.finish(close_run=close_run, timeout=timeout)
 
     def _leave(self) -> None:
         """Let go of the other ranks, at the start of the run's end."""
@@ -547,9 +577,12 @@ class Trainer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        state, reason = ("finished", "") if error is None else _endings.describe(error)
+        if error is None:
+            self.finish()
+            return
+        state, reason = _endings.describe(error)
         self._reason = reason or state
-        self.run.finish(close_run=error is None, state=state, reason=reason)
+        self.run.finish(close_run=False, state=state, reason=reason)
 
     def __reduce__(self) -> tuple[object, ...]:
         # A copy, in this process or another, must not log what the original logs.
@@ -593,6 +626,6 @@ def _inert(kind: type[Trainer], control: RankFacts, log_ranks: str, step: int, r
     copy.capabilities = {}
     copy._step = step
     copy._clipping, copy._flow = Clipping(None, 1), FlowHolder()
-    copy._series = copy._panel = None
+    copy._series = copy._panel = copy._signals = None
     copy._has_ended = True
     return copy

@@ -316,7 +316,7 @@ def shard(kind: str, model: Any) -> Any:
         cpu = torch.device("cpu")
         return FullyShardedDataParallel(model, device_id=cpu, use_orig_params=True)
     if kind in ("fsdp2", "mixed"):
-        fully_shard(model[0])  # type: ignore[call-overload]
+        fully_shard(model[0])
     if kind == "fsdp2":
         fully_shard(model)
     return model

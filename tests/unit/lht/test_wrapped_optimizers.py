@@ -202,3 +202,17 @@ def test_a_plateau_that_reduces_the_rate_right_after_a_command_is_no_alarm() -> 
     assert not rates.is_lost(0, 0.1, 0.05)
     optimizer.param_groups[0]["lr"] = 0.1
     assert rates.is_lost(0, 0.1, 0.05)
+
+
+@pytest.mark.parametrize("who", ["the script", "a wrapper", "nobody"])
+def test_whoever_writes_a_scheduled_rate_after_a_command_is_noticed(who: str) -> None:
+    inner = inner_optimizer()
+    wrapper = Replacing(inner) if who == "a wrapper" else Sharing(inner)
+    schedule = LambdaLR(inner, lambda step: 1 / (1 + step))
+    rates = Rates(wrapper, schedule)
+    rates.apply(rates.scaled([0], 0.5))
+    wrapper.step()
+    schedule.step()
+    if who == "the script":
+        inner.param_groups[0]["lr"] = 0.05
+    assert rates.is_lost(0, 0.1, 0.05) == (who != "nobody")
