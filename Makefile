@@ -5,7 +5,8 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 READY := .venv/.ready
 CODE := launchhelm syncer tests examples benchmarks docs
-BENCHMARKS := logging idle memory reading control_point command_latency sync rescan ingest
+BENCHMARKS := logging idle memory reading control_point command_latency server_latency sync rescan \
+  ingest live_runs
 
 .NOTPARALLEL:
 .PHONY: demo test check fix format lint types examples docs wheel stress rig bench clean

@@ -20,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from launchhelm import views
@@ -63,6 +64,31 @@ def train(root: Path, step_s: float) -> None:
         trainer.step(loss=loss)
     trainer.finish()
     dist.destroy_process_group()
+
+
+@contextmanager
+def training(root: Path, ranks: int, step_ms: float) -> Iterator[views.RunView]:
+    """Train on so many ranks while the block runs; yields the run once it can be controlled."""
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *(f"--nproc_per_node={ranks}", "--module", "benchmarks.command_latency", "--train"),
+            *("--root", str(root), "--step-ms", str(step_ms)),
+        ],
+        cwd=_REPOSITORY,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        yield wait_for_training(root, process)
+    finally:
+        (root / _STOP).touch()
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        (root / _STOP).unlink(missing_ok=True)
 
 
 def wait_for_training(root: Path, process: subprocess.Popen[bytes]) -> views.RunView:
@@ -117,12 +143,16 @@ def by_the_command(view: views.RunView, scale: float) -> float:
 
 def row(name: str, seconds: Sequence[float], required: str) -> str:
     """Render one line of the table."""
-    ordered = sorted(seconds)
-    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
-    median = statistics.median(ordered)
+    median, most = statistics.median(seconds), max(seconds)
     return (
-        f"| {name} | {len(ordered)} | {median:.3f} | {p99:.3f} | {ordered[-1]:.3f} | {required} |"
+        f"| {name} | {len(seconds)} | {median:.3f} | {p99_of(seconds):.3f} | {most:.3f} | "
+        f"{required} |"
     )
+
+
+def p99_of(seconds: Sequence[float]) -> float:
+    """Return the time that one of a hundred exceeds."""
+    return sorted(seconds)[min(len(seconds) - 1, int(0.99 * len(seconds)))]
 
 
 def main() -> int:
@@ -140,23 +170,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         root = (options.root or Path(folder)).absolute()
         root.mkdir(parents=True, exist_ok=True)
-        training = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-                *(
-                    f"--nproc_per_node={_RANKS}",
-                    "--module",
-                    "benchmarks.command_latency",
-                    "--train",
-                ),
-                *("--root", str(root), "--step-ms", str(options.step_ms)),
-            ],
-            cwd=_REPOSITORY,
-            stdout=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        try:
-            view = wait_for_training(root, training)
+        with training(root, _RANKS, options.step_ms) as view:
             scales = [0.5, 2.0]
             applied, seen = [], []
             for number in range(options.commands):
@@ -166,14 +180,6 @@ def main() -> int:
                 applied.append(took[0])
                 seen.append(took[1])
             whole = [by_the_command(view, scales[n % 2]) for n in range(options.processes)]
-        finally:
-            (root / _STOP).touch()
-            try:
-                training.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                training.kill()
-                training.wait()
-            (root / _STOP).unlink(missing_ok=True)
         view.refresh()
         print(f"2 ranks, {options.step_ms:g} ms steps, step {view.step:,} at the end; seconds.\n")
         print("| what | commands | median | p99 | most | required |")
@@ -182,8 +188,7 @@ def main() -> int:
         print(row("issued to outcome seen by the sender", seen, ""))
         if whole:
             print(row("`launchhelm control`, whole process", whole, ""))
-        p99 = sorted(applied)[min(len(applied) - 1, int(0.99 * len(applied)))]
-        return 0 if statistics.median(applied) < 1 and p99 < 2 else 1
+        return 0 if statistics.median(applied) < 1 and p99_of(applied) < 2 else 1
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import signal
 import sqlite3
 import statistics
 import subprocess
@@ -24,19 +23,17 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final  # Any: JSON of the API.
+from typing import Final
 
 import psutil
 
+from benchmarks._from_server import LONGEST_S, client_of, offers, sent, watching
 from benchmarks._many_writers import CONTROL, SAFE_POINT
 from benchmarks.sync import Hosted, hosted
-from syncer.api import wire
-from syncer.api.client import Client
 from syncer.server import data
 
 LATEST_S: Final = 30.0
@@ -45,9 +42,7 @@ MEGABYTES: Final = 400.0
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _START_S: Final = 900.0
-_COMMAND_S: Final = 60.0
 _LOOK_S: Final = 2.0
-_ASK_S: Final = 0.05
 
 
 @dataclass
@@ -108,43 +103,19 @@ class Sender(threading.Thread):
         self.took: list[float] = []
         self.failed: list[str] = []
         self.over = threading.Event()
-        self._client = Client(server.url, server.made.organization_id, server.made.token)
-        self._offers = [
-            document
-            for document in self._client.list_documents("capability")
-            if document["spec"]["name"] == CONTROL
-        ]
+        self._client = client_of(server)
+        self._offers = offers(self._client, CONTROL)
 
     def run(self) -> None:
         """Send until the end."""
         with self._client:
             while not self.over.wait(random.uniform(0.2, 1.0)):
-                self._send(random.choice(self._offers))
-
-    def _send(self, offer: dict[str, Any]) -> None:
-        participant = offer["spec"]["participant_id"]
-        session = self._client.session(participant)
-        body = {
-            "scope": offer["scope"],
-            "capability": {"id": offer["id"], "kind": "capability", "revision": offer["revision"]},
-            "participant_id": participant,
-            "epoch": session["epoch"],
-            "expected_state_revision": session["state_revision"],
-            "targets": [],
-            "input": {"lr": round(random.random(), 3)},
-            "safe_point": SAFE_POINT,
-            "expires_at": wire.timestamp(time.time() + _COMMAND_S),
-            "reason": "",
-        }
-        began = time.monotonic()
-        command = self._client.submit(body, uuid.uuid4().hex)
-        while command["execution"] in ("queued", "claimed", "applying"):
-            time.sleep(_ASK_S)
-            command = self._client.get_command(command["id"])
-        if command["execution"] == "applied":
-            self.took.append(time.monotonic() - began)
-        else:
-            self.failed.append(f"{command['execution']}: {command.get('failure_code')}")
+                offer, given = random.choice(self._offers), {"lr": round(random.random(), 3)}
+                command, took_s = sent(self._client, offer, given, SAFE_POINT)
+                if command["execution"] == "applied":
+                    self.took.append(took_s)
+                else:
+                    self.failed.append(f"{command['execution']}: {command.get('failure_code')}")
 
 
 @contextmanager
@@ -164,23 +135,6 @@ def writing(root: Path, runs: int, ranks: int) -> Iterator[subprocess.Popen[str]
         yield process
     finally:
         process.communicate()
-
-
-@contextmanager
-def watching(server: Hosted, root: Path, said: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Sync a root for as long as the block runs."""
-    with said.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "launchhelm", "sync", "--watch", str(root)],
-            env=server.environment,
-            stdout=output,
-            stderr=output,
-        )
-        try:
-            yield process
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
 
 
 def await_everyone(beats: Beats, count: int) -> None:
@@ -255,7 +209,7 @@ def main() -> int:
     ):
         beats = Beats(server.directory / data.DATABASE)
         began = time.monotonic()
-        with watching(server, Path(root_folder), Path(server_folder) / "said") as syncer:
+        with watching(server, Path(root_folder)) as syncer:
             await_everyone(beats, count)
             print(
                 f"{options.runs} live runs of {options.ranks} ranks, 3 metrics a second each; all "
@@ -273,7 +227,7 @@ def main() -> int:
             sender.start()
             took_s = measure(costs, beats, options.seconds)
             sender.over.set()
-            sender.join(_COMMAND_S)
+            sender.join(LONGEST_S)
             beats.look()
             beats.end(time.time())
             is_reached = report(costs, took_s, beats, sender)

@@ -14,6 +14,8 @@ import pytest
 
 from tests.rig.reader import Tally, promised
 from tests.support import nfs_hosts as rig
+from tests.support.commanding import TRAIN
+from tests.support.far_control import RESULT, Driven
 from tests.support.nfs_hosts import NfsHosts
 
 pytestmark = pytest.mark.rig
@@ -111,3 +113,27 @@ def test_a_power_cut_of_the_nfs_server_loses_nothing_that_flush_promised(
         nfs.run("a", f"kill -9 $(cat {tmp_path}/pid)")
 
     end_writers(nfs, tmp_path, int(os.environ.get("RIG_SERVER_CUTS", "3")), cut_server)
+
+
+def test_commands_of_a_server_reach_a_job_on_another_nfs_client(
+    nfs: NfsHosts, tmp_path: Path
+) -> None:
+    """Host a trains; server, syncer and whoever gives commands are on host b."""
+    root, said = nfs.shared / f"{tmp_path.name}-runs", tmp_path / "said"
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    said.touch()
+    surroundings = f"PYTHONPATH={HERE.parents[1]} {PROGRAM}"
+    nfs.run("a", f"mkdir {root}")
+    job = nfs.start("a", f"{surroundings} {script} {root} {said} 0.05")
+    find = f"until ls {root}/*/run.json 2>/dev/null; do sleep 0.1; done"
+    run = Path(nfs.run("a", find).split()[-1]).parent.name
+    count = os.environ.get("RIG_COMMANDS", "20")
+    program = HERE.parent / "support" / "far_control.py"
+    words = f"{tmp_path} {root} {run} {said} {count} {DEADLINE_S}"
+    control = nfs.start("b", f"{surroundings} {program} {words}")
+    wait_until(Path(f"{control}.rc").exists, "all of it has arrived")
+    nfs.collect(control)
+    nfs.collect(job)
+    driven = Driven(**json.loads((tmp_path / RESULT).read_text()))
+    driven.check([json.loads(line) for line in said.read_text().splitlines()], median_s=5.0)

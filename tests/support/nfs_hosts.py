@@ -48,6 +48,10 @@ class NfsHosts:
         """Start a command in a guest; return its ticket."""
         return self._script("bg", guest, command).strip()
 
+    def collect(self, ticket: str) -> str:
+        """Wait until what was started has ended, and return what it printed."""
+        return self._script("wait", ticket)
+
     def crash(self, guest: str) -> None:
         """Cut a guest's power."""
         self._script("crash", guest)
