@@ -1,4 +1,4 @@
-"""Syncers killed at random while commands of a server are under way."""
+"""Syncers, ranks and servers killed at random while commands of a server are under way."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import pytest
 
 from syncer.server import lifecycle
 from tests.support.commanding import ENDED, Desk, training, wait
+from tests.support.pull_storm import Storm
 from tests.support.sync_command import SyncCommand, lease_of
 from tests.support.v1_server import PROJECT, v1_server
 
-pytestmark = [pytest.mark.stress, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.stress, pytest.mark.timeout(7200)]
 
 KILLS = int(os.environ.get("LAUNCHHELM_TEST_KILLS", "50"))
+SEED = int(os.environ.get("LAUNCHHELM_TEST_SEED", "1"))
 
 
 def test_no_command_is_applied_twice_or_lost_however_often_the_syncer_is_killed(
@@ -72,6 +74,43 @@ def test_no_command_is_applied_twice_or_lost_however_often_the_syncer_is_killed(
         else:
             assert end["execution"] == "rejected", end
             assert applied[float(number)] == 0 and local == []
+
+
+@pytest.mark.parametrize(
+    ("thread", "service", "kills"),
+    [
+        (False, True, {"syncer": KILLS, "rank 0": KILLS, "any rank": KILLS, "server": KILLS}),
+        (True, False, {"rank 0": KILLS, "any rank": KILLS, "server": KILLS}),
+        (
+            True,
+            True,
+            {
+                "holder": KILLS,
+                "any rank": KILLS // 5,
+                "server": KILLS // 5,
+                "service cleanly": KILLS // 5,
+                "sleeping service": KILLS // 5,
+            },
+        ),
+    ],
+    ids=["a service", "a thread of rank 0", "handed over between both"],
+)
+def test_kills_leave_every_command_with_one_outcome_on_which_ranks_run_and_server_agree(
+    tmp_path: Path, thread: bool, service: bool, kills: dict[str, int]
+) -> None:
+    with Storm(tmp_path, seed=SEED, thread=thread, service=service, ranks=3) as storm:
+        storm.rage(kills)
+        counts = storm.check()
+    print(f"seed {SEED}:", *(f"{count:6} {what}" for what, count in counts.items()), sep="\n")
+    assert counts["ended: applied"] >= KILLS
+
+
+def test_a_job_that_torchrun_restarts_keeps_its_commands_apart(tmp_path: Path) -> None:
+    with Storm(tmp_path, seed=SEED, torchrun=True) as storm:
+        storm.rage({"rank 0": 3, "any rank": 2, "syncer": 2, "server": 1})
+        counts = storm.check()
+    print(f"seed {SEED}:", *(f"{count:6} {what}" for what, count in counts.items()), sep="\n")
+    assert counts["attempts"] == 6
 
 
 def progress(given: list[dict[str, Any]]) -> Callable[[], bool]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from launchhelm.records import FINAL_STATES, Outcome
 from launchhelm.store.reader import Reader
-from tests.support.killed_job import KilledJob, Note
+from tests.support.killed_job import Job, Note
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Truth:
     killed_at: Sequence[float]
 
     @classmethod
-    def of(cls, directory: Path, job: KilledJob) -> Truth:
+    def of(cls, directory: Path, job: Job) -> Truth:
         """Read a run and the notes of its ranks."""
         recorded: dict[str, Recorded] = {}
         for record in Reader(directory, kinds=("oc",), ranks=(0,)).poll():
@@ -53,7 +53,7 @@ class Truth:
         noted: dict[float, list[Note]] = {}
         for note in job.notes():
             noted.setdefault(note.value, []).append(note)
-        return cls(len(job.pids), recorded, noted, job.killed_at)
+        return cls(job.size, recorded, noted, job.killed_at)
 
     def compare(self, commands: Sequence[Mapping[str, Any]]) -> Counter[str]:
         """Assert that all three agree about every command; return how the commands ended."""

@@ -1,0 +1,31 @@
+"""Syncer, ranks and server are killed while commands are under way; each has one outcome, the true
+one. Small counts: tests/stress/test_pull_stress.py has the full ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.pull_storm import Storm
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize(
+    ("thread", "service", "kills"),
+    [
+        (False, True, {"syncer": 2, "rank 0": 1, "any rank": 1, "server": 1}),
+        (True, True, {"holder": 2, "sleeping service": 1}),
+    ],
+    ids=["a service", "a service and a thread of rank 0"],
+)
+def test_kills_leave_every_command_with_one_outcome_on_which_ranks_run_and_server_agree(
+    tmp_path: Path, thread: bool, service: bool, kills: dict[str, int]
+) -> None:
+    with Storm(tmp_path, seed=7, thread=thread, service=service) as storm:
+        storm.rage(kills)
+        counts = storm.check()
+    print(counts)
+    assert counts["ended: applied"] >= 1
