@@ -96,28 +96,27 @@ class BuiltIn:
         eval_fn: Callable[[], Any] | None,
     ) -> None:
         """Offer what is wanted for these objects, and nothing for earlier ones."""
-        self.sites.model = model
+        self.sites.watch(model)
         self._watch_rates(optimizer, scheduler, "lr" in wanted)
-        made: dict[str, Callable[[], Control]] = {
-            "weight_decay": lambda: WeightDecay(Groups(optimizer)),
-            "grad_clip": lambda: GradClip(self.clipping),
-            "dropout": lambda: Dropout(self.sites),
-        }
-        for name in FLOW_CONTROLS:
-            made[name] = lambda name=name: FlowControl(name, self.flow)  # type: ignore[misc]
+        controls: list[Control] = [
+            WeightDecay(Groups(optimizer)),
+            GradClip(self.clipping),
+            Dropout(self.sites),
+            *(FlowControl(name, self.flow) for name in FLOW_CONTROLS),
+        ]
         names = {*wanted, *self.always}
         if "pause" in names:
             names.add("resume")  # Whoever can pause must be able to go on.
-        if eval_fn is not None:
-            names.add(Evaluation.name)
-            made[Evaluation.name] = lambda: Evaluation(eval_fn, model, self._log, self._notice)
-        for name in made:
-            if name in names:
-                self._offer(made[name]())
-            else:
-                self._withdraw(name)
         if eval_fn is None:
             self._withdraw(Evaluation.name)
+        else:
+            names.add(Evaluation.name)
+            controls.append(Evaluation(eval_fn, model, self._log, self._notice))
+        for control in controls:
+            if control.name in names:
+                self._offer(control)
+            else:
+                self._withdraw(control.name)
 
     def _watch_rates(self, optimizer: Any, scheduler: Any, wanted: bool) -> None:
         old = self.rates

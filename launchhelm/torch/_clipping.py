@@ -45,7 +45,10 @@ class Clipping:
     def watch(self, model: Any, optimizer: Any, scaler: Any) -> None:
         """Clip the gradients of these objects from now on."""
         self._model, self._optimizer, self._scaler = model, optimizer, scaler
-        self.obstacle = obstacle(model, optimizer, self._world_size)
+        try:
+            self.obstacle = obstacle(model, optimizer, self._world_size)
+        except Exception:  # A model of a class that answers oddly is still one to train.
+            self.obstacle = ""
 
     @property
     def is_ready(self) -> bool:
@@ -54,8 +57,9 @@ class Clipping:
 
     @property
     def has_scaler(self) -> bool:
-        """Whether a scaler may skip steps."""
-        return self._scaler is not None and bool(self._scaler.is_enabled())
+        """Whether there is a scaler as torch's, that may skip steps."""
+        scaler = self._scaler
+        return hasattr(scaler, "unscale_") and bool(scaler.is_enabled())
 
     def clip(self, max_norm: float | None) -> float:
         """Clip to `max_norm`, by default to the limit; without both only measure.
@@ -65,7 +69,10 @@ class Clipping:
 
         Raises:
             RuntimeError: These gradients cannot be clipped here, or the scaler was stepped already.
+            ValueError: The limit is negative or NaN.
         """
+        if max_norm is not None and not max_norm >= 0:
+            raise ValueError(f"max_norm must be a number of at least 0, got {max_norm!r}.")
         if self.obstacle:
             raise RuntimeError(f"clip_grad_norm_() would be wrong here: {self.obstacle}")
         if max_norm is None:

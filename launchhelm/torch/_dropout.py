@@ -37,21 +37,32 @@ class Site:
 
 
 class Sites:
-    """All places of one trainer that can be reached; asked anew for every command."""
+    """All places of one trainer that can be reached.
+
+    A large model takes milliseconds to look through, so that is done anew for a command only.
+    """
 
     def __init__(self) -> None:
-        self.model: Any = None
+        self._model: Any = None
+        self._found: list[Site] = []
         self._registered: dict[str, Site] = {}
+
+    def watch(self, model: Any) -> None:
+        """Look through another model from now on."""
+        self._model = model
+        self.look()
+
+    def look(self) -> None:
+        """Find the modules that the model has now."""
+        named = self._model.named_modules() if isinstance(self._model, torch.nn.Module) else ()
+        self._found = [_site(name, it) for name, it in named if isinstance(it, _DropoutNd)]
 
     def register(self, name: str, get: Callable[[], float], put: Callable[[float], object]) -> None:
         """Add a place that the script knows how to change; one of the same name is replaced."""
         self._registered[name] = Site(name, "registered", get, put)
 
     def __iter__(self) -> Iterator[Site]:
-        if isinstance(self.model, torch.nn.Module):
-            for name, module in self.model.named_modules():
-                if isinstance(module, _DropoutNd):
-                    yield _site(name, module)
+        yield from self._found
         yield from self._registered.values()
 
 
@@ -80,6 +91,7 @@ class Dropout:
             return misfit
         if payload["p"] >= 1:
             return f"p must be below 1, got {payload['p']!r}."
+        self._sites.look()
         if not self._chosen(payload):
             return (
                 f"{NO_TARGET}the model has no dropout module"

@@ -371,3 +371,34 @@ def test_a_sharded_model_is_clipped_by_the_norm_of_all_shards(tmp_path: Path) ->
     for kind in KINDS[1:]:
         assert ours[kind]["norms"] == pytest.approx(whole["norms"], rel=1e-5), kind
         assert ours[kind]["after"] == pytest.approx(whole["after"], abs=1e-5), kind
+
+
+def resumed(rank: int, size: int, tell: Tell, root: str, run_id: str) -> str:
+    import launchhelm.torch as lht
+
+    job = Job(rank)
+    tr = lht.init("sizes", state_dir=root, resume=run_id)
+    tr.watch(job.model, job.optimizer)
+    while job.optimizer.param_groups[0]["weight_decay"] == 0.1:
+        tr.step(loss=job.train(tr))
+        time.sleep(0.002)
+        if not run_id:
+            break  # The first attempt ends before anybody commands it.
+    tr.finish(close_run=False)
+    return tr.run.run_id
+
+
+@pytest.mark.slow
+def test_attempts_may_have_any_world_size_and_a_command_between_them_lands_once(
+    tmp_path: Path,
+) -> None:
+    run_id = run_ranks(resumed, 2, root=str(tmp_path), run_id="")[0].value
+    run = only_run(tmp_path)
+    for size, command in ((1, "one"), (3, "three")):
+        inbox.send(run, Command(command, "weight_decay", {"value": 0.3}))
+        run_ranks(resumed, size, root=str(tmp_path), run_id=run_id)
+    found = final_outcomes(run)
+    ended = {id_: [(it.state, it.applied_on, it.of) for it in all_] for id_, all_ in found.items()}
+    assert ended == {"one": [("applied", 1, 1)], "three": [("applied", 3, 3)]}
+    writers = {(record.writer.attempt, record.writer.rank) for record in records(run)}
+    assert writers == {(1, 0), (1, 1), (2, 0), (3, 0), (3, 1), (3, 2)}

@@ -38,7 +38,7 @@ class Drops(nn.Module):
 
 def control(model: Any) -> Dropout:
     sites = Sites()
-    sites.model = model
+    sites.watch(model)
     return Dropout(sites)
 
 
@@ -60,6 +60,14 @@ def test_every_standard_class_is_reached_counted_and_named() -> None:
     }
     assert [each.p for each in model] == [0.25] * 7
     assert given.values() == {"dropout": 0.25}
+
+
+def test_a_module_that_came_later_is_reached_too() -> None:
+    model = nn.Sequential(nn.Dropout(0.1))
+    given = control(model)
+    model.append(nn.Dropout(0.2))
+    assert given.problem({"p": 0.5}) == ""
+    assert given.apply({"p": 0.5})["modules"] == 2
 
 
 def test_modules_inside_wrappers_and_layers_are_reached() -> None:
@@ -150,7 +158,7 @@ def test_wrong_arguments_of_register_dropout_raise_at_once(
 def test_a_setter_that_does_not_take_is_an_error_and_all_is_taken_back() -> None:
     module = nn.Dropout(0.1)
     sites = Sites()
-    sites.model = module
+    sites.watch(module)
     sites.register("deaf", lambda: 0.2, lambda p: None)
     given = Dropout(sites)
     snapshot = given.snapshot()

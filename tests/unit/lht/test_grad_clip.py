@@ -111,6 +111,15 @@ def test_measuring_leaves_gradients_alone_infinite_ones_too() -> None:
     assert one.grad is not None and one.grad.tolist() == [math.inf, 1.0]
 
 
+@pytest.mark.parametrize("limit", [-1.0, math.nan])
+def test_a_limit_without_sense_raises_at_once(limit: float, trainer: lht.Trainer) -> None:
+    one = parameter(3.0)
+    trainer.watch(torch.nn.Linear(1, 1), SGD([one], lr=0.1))
+    with pytest.raises(ValueError, match="at least 0"):
+        trainer.clip_grad_norm_(limit)
+    assert float(one.grad) == 3.0  # type: ignore[arg-type]
+
+
 def test_clipping_twice_to_one_limit_changes_nothing_the_second_time(
     trainer: lht.Trainer,
 ) -> None:
