@@ -57,6 +57,9 @@ class LearningRate:
             what = unsound(change)
             if what:
                 return f"group {change.group} would get {what}, which float32 cannot hold."
+        torn = self.rates.torn(changes)
+        if torn:
+            return f"{torn} share one tensor as their rate, so they can only change alike."
         return ""
 
     def _plan(self, payload: Payload) -> list[Change] | None:

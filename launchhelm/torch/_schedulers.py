@@ -44,6 +44,9 @@ _FROM_CURRENT = (
 
 _FLOAT32 = torch.finfo(torch.float32)
 
+_NOTHING = 1e-12
+"""A schedule that ends at 0 may miss it by rounding: this part of its base is 0 as well."""
+
 Rate = float | torch.Tensor
 
 
@@ -174,10 +177,16 @@ class Rates:
             if slot.held:
                 changes.append(Change(index, current * factor, slot.multiplier * factor, True))
                 continue
-            scheduled = self._scheduled(index)
+            if not self.has_schedule:
+                changes.append(Change(index, current * factor, 1.0))
+                continue
+            scheduled = float(self._scheduled(index))
             multiplier = slot.multiplier * factor
-            rate = float(scheduled) * multiplier if self.has_schedule else current * factor
-            changes.append(Change(index, rate, multiplier if self.has_schedule else 1.0))
+            # At 0 the rate may be one that was commanded there, and no multiple of the schedule's.
+            is_zero = self._is_zero(index, scheduled)
+            changes.append(
+                Change(index, current * factor if is_zero else scheduled * multiplier, multiplier)
+            )
         return changes
 
     def absolute(self, groups: Sequence[int], target: float) -> list[Change]:
@@ -188,7 +197,7 @@ class Rates:
         if not self.has_schedule:
             return Change(index, target, 1.0)
         scheduled = float(self._scheduled(index))
-        if scheduled != 0.0:
+        if not self._is_zero(index, scheduled):
             return Change(index, target, target / scheduled)
         # The first step of a warm-up, or the end of a cosine: no factor of 0 is the target, so
         # the factor is taken from the base. Without one, only holding is left.
@@ -196,6 +205,9 @@ class Rates:
         if base != 0.0:
             return Change(index, target, target / base)
         return Change(index, target, self._slot(index).multiplier, held=True)
+
+    def _is_zero(self, index: int, scheduled: float) -> bool:
+        return abs(scheduled) <= _NOTHING * self.base(index)
 
     def in_proportion(self, target: float) -> list[Change] | None:
         """Plan to give the first group this rate and to keep the ratios of the others to it.
@@ -215,20 +227,34 @@ class Rates:
                 changes.append(self._absolute(index, target * (rate / rates[0])))
         return changes
 
+    def torn(self, changes: Sequence[Change]) -> str:
+        """Return which groups share one tensor that a plan gives different rates, "" for none."""
+        groups = self.optimizer.param_groups
+        planned = {change.group: change.rate for change in changes}
+        for index, rate in planned.items():
+            tensor = groups[index]["lr"]
+            for other, group in enumerate(groups):
+                is_shared = isinstance(tensor, torch.Tensor) and group["lr"] is tensor
+                if is_shared and planned.get(other) != rate:
+                    return f"groups {min(index, other)} and {max(index, other)}"
+        return ""
+
     # Changing.
 
     def apply(self, changes: Sequence[Change]) -> None:
         """Carry a plan out."""
+        # All are read before one is written: groups may share a tensor, which changes in place.
+        scheduled = [copied(self._scheduled(change.group)) for change in changes]
         for change in changes:
-            index = change.group
-            # Copied before the write: a tensor is changed in place.
-            scheduled = copied(self._scheduled(index))
-            for group in self.groups.all(index):
+            for group in self.groups.all(change.group):
                 write(group, "lr", change.rate)
-            written = proof(self.optimizer.param_groups[index]["lr"])
+        for change, before in zip(changes, scheduled, strict=True):
+            index = change.group
             self._overwritten.discard(index)
             if self.has_schedule:
-                self._slots[index] = _Slot(change.multiplier, scheduled, written, change.held)
+                self._slots[index] = _Slot(
+                    change.multiplier, before, self._proof(index), change.held
+                )
 
     def snapshot(self) -> RatesSnapshot:
         """Remember rates and multipliers."""
@@ -247,9 +273,8 @@ class Rates:
         for index, rates in enumerate(snapshot.rates):
             for group, rate in zip(self.groups.all(index), rates, strict=True):
                 write(group, "lr", rate)
-            if index in snapshot.ours:
-                written = proof(self.optimizer.param_groups[index]["lr"])
-                slots[index] = replace(slots[index], written=written)
+        for index in snapshot.ours:
+            slots[index] = replace(slots[index], written=self._proof(index))
         self._slots = slots
 
     # Around the scheduler's step.
@@ -258,35 +283,35 @@ class Rates:
         """Run one step of the schedule in its own, unscaled space."""
         if self._inside or not self._slots:
             return step()
-        self._inside = True
+        groups = self.optimizer.param_groups
         before: dict[int, tuple[Rate, Rate]] = {}
-        try:
-            for index, slot in self._slots.items():
-                group = self.optimizer.param_groups[index]
-                scheduled = copied(self._scheduled(index))
-                before[index] = (scheduled, copied(group["lr"]))
+        for index in self._slots:
+            if index < len(groups):
+                before[index] = copied(self._scheduled(index)), copied(groups[index]["lr"])
                 if not self._is_ours(index):
                     self._overwritten.add(index)
-                if slot.multiplier != 1.0 or slot.held:
-                    write(group, "lr", scheduled)
+        self._inside = True
+        try:
+            for index, (scheduled, _) in before.items():
+                if self._slots[index].multiplier != 1.0 or self._slots[index].held:
+                    write(groups[index], "lr", scheduled)
             return step()
         finally:
             # Also when torch raised: a rate left unscaled would be a change nobody asked for.
-            for index, (scheduled, rate) in before.items():
-                self._rescale(index, scheduled, rate)
+            self._rescale(before)
             self._inside = False
 
-    def _rescale(self, index: int, before: Rate, rate_before: Rate) -> None:
-        group = self.optimizer.param_groups[index]
-        slot = self._slots[index]
-        scheduled = copied(group["lr"])
-        held = slot.held and float(scheduled) == float(before)
-        if held or (not isinstance(scheduled, torch.Tensor) and scheduled == before):
-            # The schedule stands still, so the rate does too, to the last bit.
-            written = write(group, "lr", rate_before)
-        else:
-            written = write(group, "lr", scheduled * slot.multiplier)
-        self._slots[index] = replace(slot, scheduled=scheduled, written=written, held=held)
+    def _rescale(self, before: Mapping[int, tuple[Rate, Rate]]) -> None:
+        groups = self.optimizer.param_groups
+        after = {index: copied(groups[index]["lr"]) for index in before}
+        for index, (was, rate) in before.items():
+            slot, scheduled = self._slots[index], after[index]
+            held = slot.held and float(scheduled) == float(was)
+            value = rate if held else _moved(was, scheduled, rate, slot.multiplier)
+            write(groups[index], "lr", value)
+            self._slots[index] = replace(slot, scheduled=scheduled, held=held)
+        for index in before:
+            self._slots[index] = replace(self._slots[index], written=self._proof(index))
 
     def is_lost(self, index: int, old: float, new: float) -> bool:
         """Whether a command took a group's rate from old to new, and somebody else wrote it since.
@@ -321,6 +346,9 @@ class Rates:
     def _slot(self, index: int) -> _Slot:
         return self._slots.get(index, _UNTOUCHED)
 
+    def _proof(self, index: int) -> object:
+        return proof(self.optimizer.param_groups[index]["lr"])
+
     def _is_ours(self, index: int) -> bool:
         """Whether the group's rate is still the one that we wrote."""
         slot = self._slot(index)
@@ -337,6 +365,13 @@ class Rates:
         if slot.scheduled is not None and is_proven(slot.written, rate):
             return slot.scheduled
         return rate if slot.multiplier == 1.0 else copied(rate) / slot.multiplier
+
+
+def _moved(was: Rate, scheduled: Rate, rate: Rate, multiplier: float) -> Rate:
+    """Return the rate after a step of the schedule: it stands still, to the last bit, with it."""
+    if isinstance(scheduled, torch.Tensor):  # Compared where it is: nobody waits for the device.
+        return torch.where(scheduled == was, rate, scheduled * multiplier)
+    return rate if scheduled == was else scheduled * multiplier
 
 
 def _close(one: float, other: float) -> bool:
