@@ -24,6 +24,11 @@ class Controls:
     _next_step: int
     _is_over: bool
 
+    @property
+    def service(self) -> Service:
+        """Safe points and their handlers, for the Trainer of this run."""
+        return self._service
+
     def command(self, safe_point: str, *, name: str = "") -> Callable[[Function], Function]:
         """Offer a typed function as a command, as a decorator or called with a bound method.
 

@@ -8,7 +8,8 @@ handler does.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from launchhelm._commands import CommandDesk, Ticket, Validate
 from launchhelm.commands import Handler
 from launchhelm.controls.schema import as_json
 from launchhelm.models import Capability, CommandContext, Document
-from launchhelm.records import Command, Outcome
+from launchhelm.records import TRAINING_SAFE_POINT, Command, Outcome
 
 APPLYING_WAIT_S: Final = 0.25
 """How long one call waits for `applying` to be durable; after that the next call looks again."""
@@ -27,6 +28,8 @@ APPLYING_LIMIT_S: Final = 5.0
 
 MAX_CODE_CHARS: Final = 128
 MAX_MESSAGE_CHARS: Final = 1000
+
+Offer = Callable[[Capability, Handler, Validate | None], object]
 
 
 @dataclass(slots=True)
@@ -43,13 +46,15 @@ class Service:
 
     def __init__(self, desk: CommandDesk, *, epoch: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._desk = desk
-        self._epoch = epoch
+        self.epoch = epoch
         self._clock = clock
         self._handlers: dict[str, Handler] = {}
         self._begun: dict[str, _Begun] = {}
         self._lock = threading.RLock()
         self._depth = 0
-        self._reported: tuple[int, int] | None = None
+        self.reported: tuple[int, int] | None = None
+        self.training: Offer | None = None
+        """Takes the capabilities of the training safe point, where a Trainer runs the handlers."""
         self.last_applied: dict[str, str] | None = None
         self.last_result: Any = None  # Any: whatever the handler returned.
 
@@ -65,6 +70,8 @@ class Service:
         if not callable(handler):
             raise TypeError(f"The handler of {capability.name!r} cannot be called.")
         document = self._desk.register(capability, validate=validate)
+        if self.training is not None and TRAINING_SAFE_POINT in capability.safe_points:
+            self.training(capability, handler, validate)
         self._handlers[capability.name] = handler
         return document
 
@@ -82,7 +89,17 @@ class Service:
             raise ValueError(f"report_applied_on needs 0 <= count <= of, got {count} of {of}.")
         if not self._depth:
             raise RuntimeError("report_applied_on is for handlers, while they run.")
-        self._reported = (count, of)
+        self.reported = (count, of)
+
+    @contextmanager
+    def handling(self) -> Iterator[None]:
+        """Let the handler that runs in this block report."""
+        self.reported = None
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
 
     def visit(self, safe_point: str, *, step: int, axes: Mapping[str, str]) -> int:
         """Run at most one waiting command; 1 when a handler ran, also when it failed.
@@ -132,13 +149,12 @@ class Service:
         coordinates = {"step": str(step), **axes}
         context = CommandContext(
             command_id=command.id,
-            epoch=self._epoch,
+            epoch=self.epoch,
             coordinates=tuple({"axis": axis, "value": text} for axis, text in coordinates.items()),
         )
-        self._reported = None
-        self._depth += 1
         try:
-            value = self._handlers[command.name](command.payload, context)
+            with self.handling():
+                value = self._handlers[command.name](command.payload, context)
             result = as_json({} if value is None else value)
         except Exception as error:  # The user's handler: its failure is an outcome.
             self._desk.conclude(command, self._failed(command, error), step=step)
@@ -149,13 +165,12 @@ class Service:
             self.last_result = value
             self._desk.conclude(command, self._returned(command, result, step, axes), step=step)
         finally:
-            self._depth -= 1
             self.last_applied = coordinates
 
     def _returned(
         self, command: Command, result: Any, step: int, axes: Mapping[str, str]
     ) -> Outcome:
-        count, of = self._reported or (1, 1)
+        count, of = self.reported or (1, 1)
         if count < of:
             return Outcome(
                 command.id,
@@ -175,7 +190,7 @@ class Service:
         )
 
     def _failed(self, command: Command, error: BaseException) -> Outcome:
-        count, of = self._reported or (None, None)
+        count, of = self.reported or (None, None)
         return Outcome(
             command.id,
             "outcome_unknown",

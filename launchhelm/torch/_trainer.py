@@ -17,7 +17,9 @@ from typing import Any, Final
 import torch
 
 from launchhelm import _endings
-from launchhelm.models import Document
+from launchhelm._commands import Validate
+from launchhelm.commands import Handler
+from launchhelm.models import Capability, Document
 from launchhelm.records import Command
 from launchhelm.run import Run
 from launchhelm.torch._beats import Beats
@@ -26,6 +28,7 @@ from launchhelm.torch._clipping import Clipping
 from launchhelm.torch._collective import Links
 from launchhelm.torch._controls import Control
 from launchhelm.torch._controls_past import Commanded, commanded, kept, undone
+from launchhelm.torch._custom import Custom
 from launchhelm.torch._desk import Panel, TrainingDesk
 from launchhelm.torch._errors import DivergedStateError
 from launchhelm.torch._exchange import ControlStatus, Exchange
@@ -127,6 +130,7 @@ class Trainer:
         self._has_ended = False
         if not control_off:
             self._offer(Ping())
+            run.service.training = self._offer_custom
         # However this process ends, the run's end is where the other ranks are told.
         run.before_finish(self._leave)
 
@@ -508,6 +512,7 @@ class Trainer:
         Raises:
             RuntimeError: Nothing is watched yet, the gradients are sharded in a way that is not
                 known, or the scaler was stepped already.
+            ValueError: The limit is negative or NaN.
         """
         if not self._clipping.is_ready:
             if self._has_ended:
@@ -593,6 +598,12 @@ class Trainer:
         self._has_new_control = bool(self._past)
         if self._desk is not None:
             self.capabilities[control.name] = self._desk.register(control)
+
+    def _offer_custom(
+        self, capability: Capability, handler: Handler, validate: Validate | None
+    ) -> None:
+        service = self.run.service
+        self._plant.add(Custom(capability, handler, validate, service, lambda: self._step))
 
     def _note_values(self) -> None:
         if self._panel is not None:
