@@ -235,6 +235,9 @@ def _print_controls(view: views.RunView, output: Output, *, every: bool) -> None
     if view.controls.get("control") == "off":
         why = _wording.plain(str(view.controls.get("why") or "no reason reported"))
         output.line(output.paint(f"control is off: {why}", "bad"))
+    frozen = views.frozen(view.commands)
+    if frozen:
+        output.line(output.paint(_wording.plain(frozen), "bad"))
     for name, by_rank in _diverged(view).items():
         said = ", ".join(
             f"{_wording.values_text(value)} on rank {_wording.plain(rank)}"
