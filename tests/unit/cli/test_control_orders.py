@@ -217,7 +217,7 @@ def test_a_moved_schedule_shows_in_the_effect_before_it_shows_in_the_values() ->
     assert steps_back(command, (undone,), {"lr": [0.05]}, 1) == []
 
 
-LR = {"changes": {"lr": {"old": [0.02, 0.02], "new": [0.01, 0.01]}}}
+LR: dict[str, Any] = {"changes": {"lr": {"old": [0.02, 0.02], "new": [0.01, 0.01]}}}
 
 
 def test_a_revert_sends_a_command_that_is_tied_to_the_other(run: MadeRun, cli: Cli) -> None:
