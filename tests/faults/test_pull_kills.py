@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
         (False, True, {"syncer": 2, "rank 0": 1, "any rank": 1, "server": 1}),
         (True, True, {"holder": 2, "sleeping service": 1}),
     ],
-    ids=["a service", "a service and a thread of rank 0"],
+    ids=["service", "handed-over"],
 )
 def test_kills_leave_every_command_with_one_outcome_on_which_ranks_run_and_server_agree(
     tmp_path: Path, thread: bool, service: bool, kills: dict[str, int]

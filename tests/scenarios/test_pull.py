@@ -19,7 +19,7 @@ from launchhelm.store.inbox import send
 from launchhelm.store.reader import Reader
 from syncer.api.answers import ApiError
 from syncer.server import lifecycle
-from tests.support.commanding import Desk, Training, training, wait, wait_for_run
+from tests.support.commanding import KILL, Desk, Training, training, wait, wait_for_run
 from tests.support.ranks import Ranks, Tell
 from tests.support.sync_command import SyncCommand, lease_of
 from tests.support.v1_server import PROJECT, V1Server, v1_server
@@ -86,29 +86,6 @@ def test_thirty_commands_are_visible_as_applied_soon(
     took.sort()
     print(f"submit to applied: median {took[15]:.3f} s, maximum {took[-1]:.3f} s")
     assert took[15] < 1.5
-
-
-KILL = """
-import os, signal, time
-from syncer.api.client import Client
-from syncer.intents import Intents
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(1.0)  # Another thread may be the first to learn of it.
-
-def kill(kind, name, before):
-    real = getattr(kind, name)
-    def dying(self, *arguments, **options):
-        if before:
-            die()
-        answer = real(self, *arguments, **options)
-        if answer is not None:
-            die()
-        return answer
-    setattr(kind, name, dying)
-
-"""
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ def test_no_command_is_applied_twice_or_lost_however_often_the_syncer_is_killed(
             },
         ),
     ],
-    ids=["a service", "a thread of rank 0", "handed over between both"],
+    ids=["service", "thread", "handed-over"],
 )
 def test_kills_leave_every_command_with_one_outcome_on_which_ranks_run_and_server_agree(
     tmp_path: Path, thread: bool, service: bool, kills: dict[str, int]

@@ -63,6 +63,29 @@ for step in itertools.count():
 run.finish()
 """
 
+KILL = """
+import os, signal, time
+from syncer.api.client import Client
+from syncer.intents import Intents
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1.0)  # Another thread may be the first to learn of it.
+
+def kill(kind, name, before):
+    real = getattr(kind, name)
+    def dying(self, *arguments, **options):
+        if before:
+            die()
+        answer = real(self, *arguments, **options)
+        if answer is not None:
+            die()
+        return answer
+    setattr(kind, name, dying)
+
+"""
+"""Changes a process so that it kills itself at a call: `kill(Client, 'begin', before=True)`."""
+
 
 @dataclass
 class Training:
@@ -109,11 +132,16 @@ def training(
     *,
     step_s: float = 0.005,
     environment: Mapping[str, str] | None = None,
+    change: str = "",
 ) -> Iterator[Training]:
-    """Train in a process of its own, which is gone at the end of the block."""
+    """Train in a process of its own, which is gone at the end of the block.
+
+    Args:
+        change: Python that it executes first.
+    """
     said.touch()
     process = subprocess.Popen(
-        [sys.executable, "-c", TRAIN, str(root), str(said), str(step_s)],
+        [sys.executable, "-c", change + TRAIN, str(root), str(said), str(step_s)],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(environment or {})},
         stdout=subprocess.DEVNULL,
     )
