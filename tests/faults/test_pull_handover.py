@@ -66,7 +66,7 @@ def start_number(count: int, server: V1Server, *, sync: bool) -> dict[str, str]:
         pytest.param(CLAIM, "applied", "", id="claimed", marks=stress),
         pytest.param(PROMISE, "rejected", "runtime_restart", id="promised", marks=stress),
         pytest.param(BEGIN, "rejected", "runtime_restart", id="begun", marks=stress),
-        pytest.param(DELIVER, "applied", "", id="in the inbox"),
+        pytest.param(DELIVER, "applied", "", id="in the inbox", marks=stress),
         pytest.param(RESULT, "applied", "", id="not reported", marks=stress),
     ],
 )
@@ -142,6 +142,7 @@ def test_a_service_goes_on_where_rank_0_was_killed_with_its_thread(
     assert not list((job.directory / "control").glob("new.*"))
 
 
+@stress
 def test_a_server_that_went_back_to_a_backup_hears_of_the_outcome_again(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     root.mkdir()
