@@ -164,7 +164,8 @@ class CommandDesk:
         self._is_closed = False
         self._frozen: str | None = None if ledger is not None else ""
         self._newest: dict[str, tuple[str, str]] = {}
-        self._began: tuple[float, int] | None = None
+        self._paced: tuple[float, int] | None = None
+        self._pace: float | None = None
         self._step = 0
         self.paused = False
         """Set by a loop that waits at a control point on purpose; it still takes commands."""
@@ -234,8 +235,8 @@ class CommandDesk:
         """
         now = self._passed_at = self._clock.monotonic()
         if step is not None:
-            self._began = self._began or (now, step)
             self._step = step
+            self._paced = self._paced or (now, step)
         if not self._queue or now - self._polled_at > FRESH_POLL_S:
             return None
         while True:
@@ -344,11 +345,16 @@ class CommandDesk:
         self._polled_at = self._clock.monotonic()
 
     def _near(self, now: float) -> float:
-        """Return the step that the loop reaches within AHEAD_S at its mean pace."""
-        if self._began is None or now - self._began[0] < 1.0:
+        """Return the step that the loop may reach within AHEAD_S; any while its pace is unknown."""
+        if self._paced is None:
             return math.inf
-        pace = (self._step - self._began[1]) / (now - self._began[0])
-        return self._step + max(1.0, pace * AHEAD_S)
+        at, step = self._paced
+        if now - at >= 1.0:
+            # What was fast a moment ago may be so again, after an evaluation for example.
+            pace = (self._step - step) / (now - at)
+            self._pace = max(pace, 0.9 * (self._pace or 0.0))
+            self._paced = now, self._step
+        return math.inf if self._pace is None else self._step + max(1.0, self._pace * AHEAD_S)
 
     def _receive(self, arrivals: list[Arrival], in_other_hands: set[str], now: float) -> None:
         """Record what came in: claimed, refused, or known already."""

@@ -14,7 +14,7 @@ from launchhelm import _wording, views
 from launchhelm.cli import _control_check as check
 from launchhelm.cli import selection
 from launchhelm.cli._control_give import command_of, is_wanted, refusal_of
-from launchhelm.cli._control_send import not_sent, wait
+from launchhelm.cli._control_send import not_sent, say_written, wait
 from launchhelm.cli._exit import Exit, UsageError
 from launchhelm.cli._sections import values_of
 from launchhelm.cli.output import Output
@@ -94,6 +94,8 @@ def replay(run: views.RunView, other: str, arguments: argparse.Namespace, output
             inbox.send(run.directory, command)
         output.say(f"{len(commands)} written")
         if arguments.no_wait:
+            for command in commands:
+                say_written(command, output)
             return Exit.DONE
         codes = [_follow(run, command, arguments, output) for command in commands]
     except KeyboardInterrupt:

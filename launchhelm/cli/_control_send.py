@@ -86,11 +86,16 @@ def deliver(
             f"take it back: launchhelm control {run.run_id} cancel {command.id}"
         )
         return Exit.INTERRUPTED
+    say_written(command, output)
+    return Exit.DONE
+
+
+def say_written(command: Command, output: Output) -> None:
+    """Print the id of a command whose outcome is not waited for."""
     if output.json:
         output.document({"sent": True, "id": command.id, "state": "written"})
     else:
         output.line(command.id)
-    return Exit.DONE
 
 
 def wait(
