@@ -28,7 +28,7 @@ def commanded(
         trainer.step(loss=1.0)
         return final_outcomes(trainer.run.directory).get(id_)
 
-    (outcome,) = wait_until(step, f"the outcome of {id_}")
+    (outcome,) = wait_until(step, f"the outcome of {id_}", timeout_s=60.0)
     return outcome  # type: ignore[no-any-return]
 
 
