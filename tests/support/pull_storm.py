@@ -24,6 +24,7 @@ from launchhelm.store.layout import parse_writer
 from syncer import status
 from syncer.api import wire
 from syncer.api.answers import ApiError
+from syncer.api.client import Client
 from syncer.naming import CAPABILITY_LABEL, RUN_LABEL, WRITER_LABEL
 from tests.support import v1_server
 from tests.support.commanding import ENDED, wait
@@ -340,9 +341,8 @@ class Storm:
             assert self.sync.once(self._path / "runs").code == 0
             assert not open_ones, open_ones
             commands = list(client.run_commands(run))
-            events = list(client.events(limit=1000).get("items", []))
+            flags = contradictions(client)
         assert sorted(it["id"] for it in commands) == sorted(it["id"] for it in given)
-        flags = [it for it in events if it.get("type") == "command_contradiction"]
         truth = Truth.of(self.directory, self.job)
         self.counts += truth.compare(commands)
         assert not flags, flags
@@ -359,3 +359,12 @@ class Storm:
 def is_final(command: Mapping[str, Any]) -> bool:
     """Whether somebody who knows has said what became of it."""
     return command["execution"] in ENDED and command.get("failure_code") != "lease_lost"
+
+
+def contradictions(client: Client) -> list[dict[str, Any]]:
+    """Return what the server was told of a command and could not believe."""
+    found, cursor = [], "0"
+    while items := client.events(cursor, 1000)["items"]:
+        found += [it for it in items if it["kind"] == "command_contradiction"]
+        cursor = items[-1]["id"]
+    return found
