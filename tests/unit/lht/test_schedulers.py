@@ -17,6 +17,7 @@ from torch.optim import SGD, Optimizer, swa_utils
 from torch.optim import lr_scheduler as torch_schedulers
 from torch.optim.swa_utils import SWALR
 
+from launchhelm.torch._learning_rate import LearningRate
 from launchhelm.torch._schedulers import Rates, unsound
 
 STEPS = 30
@@ -190,7 +191,7 @@ def follow(
     make: MakeScheduler,
     acts: Mapping[int, Callable[[Rates], None]],
     *,
-    optimizer: Optimizer,
+    optimizer: Any,
     by: float = 1.0,
     step: Callable[[Any, int], None] = step,
 ) -> list[list[float]]:
@@ -201,7 +202,8 @@ def follow(
         rates = Rates(optimizer, scheduler)
         seen = []
         for index in range(STEPS):
-            acts.get(index, lambda rates: None)(rates)
+            if index in acts:
+                acts[index](rates)
             optimizer.step()
             step(scheduler, index)
             seen.append(rates.now())
@@ -324,18 +326,94 @@ def test_two_commands_multiply() -> None:
     assert scaled[10:] == [[rate * 0.25 for rate in row] for row in plain[10:]]
 
 
-def test_a_plateau_scheduler_is_lowered_and_keeps_its_absolute_floor() -> None:
-    optimizer = make_optimizer((0.1,))
-    scheduler = torch_schedulers.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, min_lr=0.04)
+@pytest.mark.parametrize("floors", [[0.0], [0.01, 0.004]], ids=["one group", "two groups"])
+def test_a_plateau_scheduler_goes_on_from_the_commanded_rate_and_keeps_its_absolute_floor(
+    floors: list[float],
+) -> None:
+    """Against a simulation, float by float; the last group is commanded."""
+    optimizer = make_optimizer((0.1, 0.04)[: len(floors)])
+    scheduler = torch_schedulers.ReduceLROnPlateau(
+        optimizer, factor=0.5, patience=1, cooldown=1, min_lr=floors
+    )
     rates = Rates(optimizer, scheduler)
-    rates.apply(rates.scaled([0], 0.9))
-    scheduler.step(1.0)
-    assert rates.now() == [0.1 * 0.9]
-    seen = []
-    for _ in range(3):
-        scheduler.step(1.0)
-        seen += rates.now()
-    assert seen == [pytest.approx(0.045), 0.04, 0.04]
+    expected, best = rates.now(), math.inf
+    bad = cooling = 0
+    for index in range(STEPS):
+        for factor in COMMANDS.get(index, []):
+            rates.apply(rates.scaled([len(floors) - 1], factor))
+            expected[-1] *= factor
+        metric = 1.0 if index % 5 else 1.0 - index / 100
+        scheduler.step(metric)
+        best, bad = (metric, 0) if metric < best * (1 - 1e-4) else (best, bad + 1)
+        if cooling:
+            cooling, bad = cooling - 1, 0
+        if bad > 1:
+            cooling, bad = 1, 0
+            for group, floor in enumerate(floors):
+                lower = max(expected[group] * 0.5, floor)
+                if expected[group] - lower > 1e-8:
+                    expected[group] = lower
+        assert rates.now() == expected, index
+    assert rates.multipliers() == [1.0] * len(floors)
+
+
+class WarmUpThenPlateau:
+    """What torch's own compositions refuse: a ReduceLROnPlateau inside another scheduler."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.warm_up = torch_schedulers.LinearLR(optimizer, start_factor=0.1, total_iters=5)
+        self.plateau = torch_schedulers.ReduceLROnPlateau(
+            optimizer, factor=0.5, patience=0, min_lr=0.01
+        )
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps <= 5:
+            self.warm_up.step()
+        else:
+            self.plateau.step(1.0)
+
+
+def test_a_plateau_inside_another_scheduler_is_scaled_with_its_floor() -> None:
+    def make(optimizer: Optimizer, by: float = 1.0) -> Any:
+        return WarmUpThenPlateau(optimizer)
+
+    plain = run(make)
+    for at in (2, 7, 20):
+        scaled = run(make, scale([0, 1], [0.5]), at=at)
+        assert scaled[:at] == plain[:at]
+        assert scaled[at:] == [[rate * 0.5 for rate in row] for row in plain[at:]]
+    plateau = WarmUpThenPlateau(make_optimizer()).plateau
+    for refuses in (
+        lambda: torch_schedulers.ChainedScheduler([plateau]),
+        lambda: torch_schedulers.SequentialLR(plateau.optimizer, [plateau], []),
+    ):
+        with pytest.raises(ValueError, match="does not support `ReduceLROnPlateau`"):
+            refuses()
+
+
+@pytest.mark.parametrize(
+    "make", [cyclic(), one_cycle(), warm_up_then_one_cycle], ids=["cyclic", "one", "nested"]
+)
+@pytest.mark.parametrize("kind", [SGD, torch.optim.Adam])
+def test_a_momentum_that_the_schedule_moves_is_not_scaled(make: MakeScheduler, kind: Any) -> None:
+    moved = "momentum" if kind is SGD else "betas"
+    momenta: list[list[Any]] = []
+    for factor in (1.0, 0.5):
+        optimizer = kind(
+            make_optimizer().param_groups, **({"momentum": 0.9} if kind is SGD else {})
+        )
+        seen: list[Any] = []
+
+        def look(scheduler: Any, index: int, seen: Any = seen, optimizer: Any = optimizer) -> None:
+            scheduler.step()
+            seen.append([group[moved] for group in optimizer.param_groups])
+
+        run(make, scale([0, 1], [factor]), at=3, optimizer=optimizer, step=look)
+        momenta.append(seen)
+    assert momenta[0] == momenta[1]
+    assert len({str(each) for each in momenta[0]}) > 5, "it does move"
 
 
 def test_without_a_scheduler_the_rate_is_simply_set() -> None:
@@ -392,6 +470,52 @@ def test_an_absolute_rate_at_zero_holds_now_and_scales_by_the_base() -> None:
     assert scaled == [[row[0] * (0.2 / 0.1), row[1] * (0.2 / 0.04)] for row in plain]
 
 
+ENDS_AT_ZERO: dict[str, Callable[[Optimizer], Any]] = {
+    "polynomial": lambda o: torch_schedulers.PolynomialLR(o, total_iters=6),
+    "linear": lambda o: torch_schedulers.LinearLR(o, 1.0, 0.0, total_iters=6),
+    "linear, but for rounding": lambda o: torch_schedulers.LinearLR(o, 0.3, 0.0, total_iters=6),
+    "exponential": lambda o: torch_schedulers.ExponentialLR(o, gamma=0.0),
+    "step": lambda o: torch_schedulers.StepLR(o, step_size=3, gamma=0.0),
+    "multi step": lambda o: torch_schedulers.MultiStepLR(o, [4], gamma=0.0),
+    "multiplicative": lambda o: torch_schedulers.MultiplicativeLR(o, lambda step: float(step < 5)),
+    "lambda": lambda o: torch_schedulers.LambdaLR(o, lambda step: max(0.0, 1 - step / 6)),
+    "tensor": lambda o: torch_schedulers.LambdaLR(o, lambda step: max(0.0, 1 - step / 6)),
+}
+
+
+@pytest.mark.parametrize("name", ENDS_AT_ZERO)
+def test_a_rate_commanded_at_the_end_of_a_schedule_stays_and_is_scaled_as_it_is(name: str) -> None:
+    optimizer = tensor_optimizer() if name == "tensor" else make_optimizer()
+    scheduler = ENDS_AT_ZERO[name](optimizer)
+    rates = Rates(optimizer, scheduler)
+
+    def go_on(steps: int) -> list[float]:
+        for _ in range(steps):
+            optimizer.step()
+            scheduler.step()
+        return rates.now()
+
+    assert go_on(6) == pytest.approx([0.0, 0.0], abs=1e-15)
+    rates.apply(rates.absolute([0, 1], 0.2))
+    assert go_on(3) == [0.2, 0.2]
+    rates.apply(rates.scaled([1], 0.5))
+    assert rates.now() == go_on(3) == [0.2, 0.1]
+    rates.apply(rates.scaled([1], 0.5))
+    rates.apply(rates.scaled([1], 4.0))
+    assert rates.now() == go_on(3) == [0.2, 0.2]
+
+
+def test_a_cosine_that_rises_again_is_scaled_by_what_was_commanded_at_its_end() -> None:
+    def make(optimizer: Optimizer, by: float = 1.0) -> Any:
+        return torch_schedulers.CosineAnnealingLR(optimizer, T_max=8)
+
+    plain = run(make)
+    assert plain[7] == [0.0, 0.0]
+    risen = run(make, lambda rates: rates.apply(rates.absolute([0, 1], 0.05)), at=8)
+    for ours, torchs in zip(risen[8:], plain[8:], strict=True):
+        assert ours == [torchs[0] * (0.05 / 0.1), torchs[1] * (0.05 / 0.04)]
+
+
 def test_an_absolute_rate_where_rate_and_base_are_zero_holds_until_the_schedule_moves() -> None:
     optimizer = make_optimizer((0.0,))
 
@@ -436,6 +560,76 @@ def test_get_last_lr_says_what_is_in_effect_while_torchs_fields_stay() -> None:
     assert scheduler.get_last_lr() == rates.now()
     assert scheduler.base_lrs == [0.1, 0.04]
     assert scheduler._last_lr == [0.1 * 0.1, 0.04 * 0.1]
+
+
+def test_a_schedule_that_raises_leaves_the_rate_as_it_was() -> None:
+    optimizer = make_optimizer()
+    scheduler = torch_schedulers.OneCycleLR(optimizer, max_lr=0.3, total_steps=2)
+    rates = Rates(optimizer, scheduler)
+    optimizer.step()
+    scheduler.step()
+    rates.apply(rates.scaled([0, 1], 0.5))
+    scheduler.step()
+    before = rates.now()
+    with pytest.raises(ValueError, match="Tried to step 3 times"):
+        scheduler.step()
+    assert rates.now() == before
+
+
+def test_a_schedule_made_after_a_command_starts_from_the_commanded_rate() -> None:
+    optimizer = make_optimizer()
+    unscheduled = Rates(optimizer)
+    unscheduled.apply(unscheduled.absolute([1], 0.4))
+    seen = run(SCHEDULERS["LambdaLR"], scale([0, 1], [0.5]), optimizer=optimizer)
+    plain = run(SCHEDULERS["LambdaLR"], optimizer=make_optimizer((0.1, 0.4)))
+    assert seen[:10] == plain[:10]
+    assert seen[10:] == [[rate * 0.5 for rate in row] for row in plain[10:]]
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("how", ["states", "states into the watched", "deepcopy"])
+def test_a_schedule_that_was_saved_and_loaded_goes_on_and_is_scaled_exactly(
+    name: str, how: str
+) -> None:
+    """Saved after 12 steps without a command, or in place with one; then commanded."""
+    make, plain = SCHEDULERS[name], run(SCHEDULERS[name])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        optimizer: Any = make_optimizer()
+        scheduler = make(optimizer)
+        rates = Rates(optimizer, scheduler)
+        factor = 0.5 if how == "states into the watched" else 1.0
+
+        def go_on(steps: int) -> list[list[float]]:
+            seen = []
+            for _ in range(steps):
+                optimizer.step()
+                scheduler.step()
+                seen.append([group["lr"] for group in optimizer.param_groups])
+            return seen
+
+        go_on(5)
+        if factor != 1.0:
+            rates.apply(rates.scaled([0, 1], factor))
+        go_on(7)
+        states = copy.deepcopy((optimizer.state_dict(), scheduler.state_dict()))
+        go_on(7)
+        if how == "deepcopy":
+            optimizer, scheduler = make_optimizer(), None
+            scheduler = make(optimizer)
+            go_on(12)
+            optimizer, scheduler = copy.deepcopy((optimizer, scheduler))
+        else:
+            if how == "states":
+                optimizer = make_optimizer()
+                scheduler = make(optimizer)
+            optimizer.load_state_dict(states[0])
+            scheduler.load_state_dict(states[1])
+        if factor == 1.0:
+            rates = Rates(optimizer, scheduler)
+        assert go_on(4) == [[rate * factor for rate in row] for row in plain[12:16]]
+        rates.apply(rates.scaled([0, 1], 0.25))
+        assert go_on(8) == [[rate * factor * 0.25 for rate in row] for row in plain[16:24]]
 
 
 def test_a_snapshot_restores_rates_and_schedule_exactly() -> None:
@@ -503,7 +697,7 @@ def test_unhooking_gives_the_class_back_and_keeps_the_rates() -> None:
     assert rates.now() == [0.05, 0.04]
 
 
-@pytest.mark.parametrize("name", ["ExponentialLR", "LambdaLR", "CosineAnnealingLR"])
+@pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_tensor_rate_is_changed_in_place(name: str) -> None:
     """Same object, dtype and device, so that a compiled or captured step sees the change."""
     plain = run(SCHEDULERS[name], optimizer=tensor_optimizer())
@@ -531,6 +725,69 @@ def tensor_optimizer() -> Optimizer:
             for rate in (0.1, 0.04)
         ]
     )
+
+
+@pytest.mark.parametrize("name", ["ExponentialLR", "LambdaLR", "CosineAnnealingLR"])
+def test_groups_that_share_one_tensor_are_scaled_once_and_only_alike(name: str) -> None:
+    """As with `Adam(groups, lr=torch.tensor(0.1))`: torch gives all groups the same object."""
+
+    def shared() -> Any:
+        groups = [{"params": [torch.nn.Parameter(torch.zeros(2))]} for _ in range(2)]
+        return torch.optim.Adam(groups, lr=torch.tensor(0.1))
+
+    optimizer, plain = shared(), run(SCHEDULERS[name], optimizer=shared())
+    rates = Rates(optimizer)
+    assert rates.torn(rates.scaled([1], 0.5)) == "groups 0 and 1"
+    assert "one tensor" in LearningRate(rates).problem({"scale": 0.5, "group": 1})
+    assert LearningRate(rates).problem({"scale": 0.5}) == ""
+    seen = follow(
+        SCHEDULERS[name], {4: scale([0, 1], [0.5, 0.5]), 9: scale([0, 1], [2])}, optimizer=optimizer
+    )
+    assert optimizer.param_groups[0]["lr"] is optimizer.param_groups[1]["lr"]
+    for index, row in enumerate(seen):
+        assert row == [rate * (1, 0.25, 0.5)[(index >= 4) + (index >= 9)] for rate in plain[index]]
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("rate", [0.25, torch.tensor(0.25)], ids=["float", "tensor"])
+def test_the_real_update_follows_whichever_way_the_optimizer_takes_its_step(
+    rate: Any, options: dict[str, bool]
+) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = SGD([parameter], lr=copy.deepcopy(rate), **options)
+    assert updates(optimizer, parameter) == [0.25, 0.125, 0.03125, 0.0625]
+
+
+def updates(optimizer: Any, parameter: Any, made: Callable[[Any], Any] = copy.copy) -> list[float]:
+    """Return by how much a parameter moves per step: at first, scheduled, commanded, undone."""
+    scheduler = torch_schedulers.StepLR(optimizer, step_size=1, gamma=0.5)
+    optimizer_step = made(optimizer.step)
+    rates = Rates(optimizer, scheduler)
+    seen = []
+    for factor in (None, None, 0.5, 4.0):
+        if factor:
+            rates.apply(rates.scaled([0], factor))
+        before = float(parameter.detach()[0])
+        parameter.grad = torch.ones(2)
+        optimizer_step()
+        seen.append(before - float(parameter.detach()[0]))
+        scheduler.step()
+    return seen
+
+
+@pytest.mark.parametrize("rate", [0.25, torch.tensor(0.25)], ids=["float", "tensor"])
+def test_a_compiled_step_follows_and_is_compiled_again_at_most_once(rate: Any) -> None:
+    """Never for a tensor; for a float when it first changes, and not again."""
+    from torch._dynamo.testing import CompileCounter  # Slow to import.
+
+    counter = CompileCounter()
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = SGD([parameter], lr=copy.deepcopy(rate))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Dynamo's own.
+        seen = updates(optimizer, parameter, lambda step: torch.compile(step, backend=counter))
+    assert seen == [0.25, 0.125, 0.03125, 0.0625]
+    assert counter.frame_count == (1 if isinstance(rate, torch.Tensor) else 2)
 
 
 def test_a_factor_that_overflows_is_not_sound() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,60 @@ class Engine(Sharing):
         self.optimizer.step()
 
 
-WRAPPERS = [Sharing, Copying, Pushing, Replacing, Engine]
+class LikeAccelerate(torch.optim.Optimizer):
+    """As `AcceleratedOptimizer`: an optimizer of torch by class, and a proxy by what it does."""
+
+    def __init__(self, inner: SGD) -> None:
+        self.optimizer = inner
+        self.scaler = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.optimizer.step()
+
+
+class LikeApex:
+    """As `FP16_Optimizer`: the optimizer inside changes master copies of the parameters."""
+
+    def __init__(self, inner: SGD) -> None:
+        self.optimizer = inner
+        (self.model_parameter,) = inner.param_groups[0]["params"]
+        self.master = torch.nn.Parameter(self.model_parameter.detach().clone())
+        inner.param_groups[0]["params"] = [self.master]
+        self.fp32_from_fp16_groups = [[self.master]]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.model_parameter.data.copy_(self.master.data)
+
+
+class LikeLarc:
+    """As `LARC`: the same list, and a decay that is 0 while the optimizer inside steps."""
+
+    def __init__(self, inner: SGD) -> None:
+        self.optim = inner
+        self.param_groups = inner.param_groups
+
+    def step(self) -> None:
+        (group,) = self.param_groups
+        decay, group["weight_decay"] = group["weight_decay"], 0
+        for each in group["params"]:
+            each.grad += decay * each.data
+        self.optim.step()
+        group["weight_decay"] = decay
+
+
+WRAPPERS = [Sharing, Copying, Pushing, Replacing, Engine, LikeAccelerate, LikeApex, LikeLarc]
 
 
 def inner_optimizer() -> SGD:
@@ -139,7 +193,7 @@ def test_a_command_is_in_effect_in_the_real_update_or_that_is_told(
         assert "not_effective" not in effect
 
 
-@pytest.mark.parametrize("kind", [Sharing, Pushing, Engine])
+@pytest.mark.parametrize("kind", [Sharing, Pushing, Engine, LikeAccelerate, LikeApex, LikeLarc])
 @pytest.mark.parametrize("on_wrapper", [True, False])
 def test_a_schedule_is_scaled_on_whichever_optimizer_it_works(kind: Any, on_wrapper: bool) -> None:
     inner = inner_optimizer()
@@ -157,6 +211,60 @@ def test_a_schedule_is_scaled_on_whichever_optimizer_it_works(kind: Any, on_wrap
         schedule.step()
         used = wrapper if on_wrapper else inner
         assert used.param_groups[0]["lr"] == pytest.approx(0.1 / (1 + step) * 0.5)
+
+
+def test_a_wrapped_schedule_that_steps_several_times_at_once_is_scaled() -> None:
+    """As `AcceleratedScheduler`: one step of its own for every process, and none of torch's."""
+
+    class Accelerated:
+        def __init__(self, scheduler: Any, processes: int) -> None:
+            self.scheduler = scheduler
+            self.processes = processes
+
+        def step(self) -> None:
+            for _ in range(self.processes):
+                self.scheduler.step()
+
+        def get_last_lr(self) -> list[float]:
+            return self.scheduler.get_last_lr()  # type: ignore[no-any-return]
+
+    inner = inner_optimizer()
+    schedule = Accelerated(LambdaLR(inner, lambda step: 1 / (1 + step)), processes=2)
+    rates = Rates(LikeAccelerate(inner), schedule)
+    rates.apply(rates.scaled([0], 0.5))
+    for step in range(2, 8, 2):
+        inner.step()
+        schedule.step()
+        assert rates.now() == schedule.get_last_lr() == [0.1 * (1 / (1 + step)) * 0.5]
+
+
+def test_a_zero_redundancy_optimizer_is_scaled_where_it_changes_parameters() -> None:
+    """It has groups of its own, which it copies into those of its shard at each step."""
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # It warns of torch.jit, which torch uses there.
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        parameter = torch.nn.Parameter(torch.zeros(2))
+        optimizer = ZeroRedundancyOptimizer([parameter], SGD, lr=0.5)
+        schedule = LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        rates = Rates(optimizer, schedule)
+        assert rates.groups.chain == [optimizer, optimizer.optim]
+        moved = []
+        for step in range(3):
+            if step == 1:
+                rates.apply(rates.scaled([0], 0.5))
+                assert rates.now() == [0.125]
+            parameter.grad = torch.ones(2)
+            before = float(parameter.detach()[0])
+            optimizer.step()
+            moved.append(before - float(parameter.detach()[0]))
+            schedule.step()
+        assert moved == pytest.approx([0.5, 0.25 * 0.5, 0.5 / 3 * 0.5])
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_rates_behind_a_wrapper_are_restored_in_both() -> None:
