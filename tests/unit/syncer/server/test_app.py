@@ -231,6 +231,21 @@ def test_a_write_that_fails_leaves_nothing_and_the_next_one_works(tmp_path: Path
     database.close()
 
 
+def test_a_transaction_that_need_not_be_durable_leaves_the_next_one_durable(tmp_path: Path) -> None:
+    database = Database(tmp_path / "d.sqlite3")
+
+    def synchronous(connection: sqlite3.Connection) -> int:
+        return int(connection.execute("PRAGMA synchronous").fetchone()[0])
+
+    normal, full = 1, 2
+    with pytest.raises(ZeroDivisionError), database.write(durable=False) as connection:
+        assert synchronous(connection) == normal
+        raise ZeroDivisionError
+    with database.write() as connection:
+        assert synchronous(connection) == full
+    database.close()
+
+
 def test_a_reader_sees_one_moment_and_cannot_write(tmp_path: Path) -> None:
     database = Database(tmp_path / "d.sqlite3")
     count = "SELECT count(*) FROM organizations"

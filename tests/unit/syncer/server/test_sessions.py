@@ -291,3 +291,21 @@ def test_what_others_read_of_sessions(server: V1Server, rank: str) -> None:
         assert sessions.current(connection, rank) is None
         newest = sessions.newest(connection, rank)
     assert newest is not None and newest["end_reason"] == "finished"
+
+
+def test_a_heartbeat_is_made_durable_for_what_it_will_not_say_again(
+    server: V1Server, rank: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server.state is not None
+    database, asked = server.state.database, []
+    write = database.write
+
+    def noted(*, durable: bool = True) -> Any:
+        asked.append(durable)
+        return write(durable=durable)
+
+    epoch = connect(server, rank)["epoch"]
+    monkeypatch.setattr(database, "write", noted)
+    for more in ({}, {"step": "7"}, {"safe_points": ["lht"]}):
+        assert beat(server, rank, epoch, **more).status_code == 200
+    assert asked == [False, False, True]
