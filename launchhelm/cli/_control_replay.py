@@ -120,7 +120,9 @@ def _follow(
 def _plan(run: views.RunView, other: str, arguments: argparse.Namespace) -> Iterator[_Entry]:
     only, but = (set(filter(None, (each or "").split(","))) for each in _names(arguments))
     scale = 1.0 if arguments.scale_steps is None else arguments.scale_steps
-    done = {each.replays for each in run.commands if each.is_pending or each.state == "applied"}
+    done = {
+        _id_of(each.replays) for each in run.commands if each.is_pending or each.state == "applied"
+    }
     for source, said in _ledger(other, arguments):
         name = str(said["name"])
         if name in ORDERS or (only and name not in only) or name in but:
@@ -129,7 +131,7 @@ def _plan(run: views.RunView, other: str, arguments: argparse.Namespace) -> Iter
         planned = None if step is None else round(step * scale) + (arguments.offset or 0)
         payload = dict(said["payload"])
         why = _objection(run, name, payload, planned, said["state"])
-        if not why and source in done:
+        if not why and _id_of(source) in done:
             why = "it was replayed already"
         yield _Entry(source, name, payload, str(said.get("reason") or ""), planned, why)
 
@@ -175,6 +177,10 @@ def _ledger(other: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Js
                 f"{_wording.plain(other)}: line {number} is no command.",
                 remedy="Make the file with: launchhelm control OTHER log --json",
             ) from None
+
+
+def _id_of(source: str) -> str:
+    return source.rpartition("/")[2]
 
 
 def _step_of(said: Json) -> int | None:

@@ -63,6 +63,7 @@ def train(rank: int, size: int, tell: Tell, root: str, name: str) -> list[list[A
 
     if rank == 0:
         tr.run.command("after_step")(mix)
+        tr.run.command("lht", name="lonely")(mix)
     tr.run.flush(delivered=False)
     tell("ready")
     until = time.monotonic() + 120
@@ -187,6 +188,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
         control("misfit", "first", "add", "value=2", 'schedule={"points": [{"at": 0}]}')
         control("mix all", "first", "mix", "value=1")
         control("mix one", "first", "mix", "value=0.5")
+        control("lonely", "first", "lonely", "value=1")
         control("log", "first", "log")
         end("first", ranks)
     with start("second") as ranks:
@@ -261,6 +263,11 @@ def test_a_handler_of_the_training_point_runs_on_all_ranks_at_one_step(told: Tol
     at = told.at("add")
     assert [values[2] for values in told.values_at("first", at)] == [2.0, 2.0]
     assert [values[2] for values in told.values_at("first", at - STRIDE)] == [0.0, 0.0]
+
+
+def test_a_handler_that_only_one_rank_has_runs_on_none(told: Told) -> None:
+    assert told.said["lonely"].code == 6
+    assert "rank 1: This rank has no control 'lonely'" in told.said["lonely"].document["message"]
 
 
 def test_a_schedule_that_is_none_is_refused_before_it_is_sent(told: Told) -> None:

@@ -139,6 +139,21 @@ def test_a_command_for_a_far_step_waits_in_the_inbox_for_whichever_attempt_comes
     assert again.take(step=100) == far
 
 
+def test_what_waits_in_the_inbox_expires_when_the_loop_passes_its_last_step(
+    office: Office,
+) -> None:
+    for step in (0, 10):
+        office.take(step=step)
+        office.clock.turn(10)
+    sent = send(office.run, **LATER, last_step=110)
+    assert office.take(step=20) is None
+    assert [name[:4] for name in office.files()] == ["new."]
+    assert office.take(step=500) is None
+    office.clock.turn(10)
+    assert office.take(step=500) is None
+    assert told(office, sent) == ("expired", "expired")
+
+
 def test_a_step_that_has_passed_or_is_skipped_holds_no_command_up(office: Office) -> None:
     passed = send(office.run, "set_lr", {"lr": 1}, id="a", first_step=3)
     between = send(office.run, "set_lr", {"lr": 2}, id="b", first_step=15)
