@@ -7,8 +7,9 @@ Simulated ranks (`_many_writers`) write into run directories in memory, since th
 machine is none of many; the server's database is on a disk. `launchhelm sync --watch` and
 `launchhelm serve` are the real ones, on the same machine. Measured after every rank was heard of
 for the first time: the gap between two heartbeats of each rank as the server has them, processor
-time and memory of each process, and commands to random runs, from `submit` to `applied` as whoever
-sent them sees it. Prints Markdown tables; exits with 1 when a mark is missed.
+time and memory of each process, how old the newest point of random streams is, and commands to
+random runs, from `submit` to `applied` as whoever sent them sees it. Halfway, a finished run of
+many points comes in. Prints Markdown tables; exits with 1 when a mark is missed.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 import psutil
 
+from benchmarks import generate
 from benchmarks._from_server import LONGEST_S, client_of, offers, sent, watching
 from benchmarks._many_writers import CONTROL, SAFE_POINT
-from benchmarks.sync import Hosted, hosted
+from benchmarks.sync import METRICS, Hosted, hosted
 from syncer.server import data
 
 LATEST_S: Final = 30.0
@@ -43,6 +46,7 @@ MEGABYTES: Final = 400.0
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _START_S: Final = 900.0
 _LOOK_S: Final = 2.0
+_SAMPLE: Final = 100
 
 
 @dataclass
@@ -65,10 +69,9 @@ class Beats:
                 self.count += 1
             self.seen[participant] = at
 
-    def end(self, now: float) -> None:
-        """Count the time since the last beat of each as a gap too."""
-        for participant, at in self.seen.items():
-            self.gaps[participant] = max(self.gaps.get(participant, 0.0), now - at)
+    def end(self, now: float, live: Collection[str]) -> None:
+        """Count the time since the last beat as a gap too, and keep those of who lives."""
+        self.gaps = {it: max(self.gaps.get(it, 0.0), now - self.seen[it]) for it in live}
 
 
 @dataclass
@@ -147,12 +150,17 @@ def await_everyone(beats: Beats, count: int) -> None:
         beats.look()
 
 
-def measure(costs: list[Cost], beats: Beats, seconds: float) -> float:
+def measure(
+    costs: list[Cost], beats: Beats, seconds: float, halfway: Callable[[], object]
+) -> float:
     """Look now and then for so long; return how long it was."""
     for each in costs:
         each.begin()
-    began = time.monotonic()
+    began, is_first_half = time.monotonic(), True
     while (left_s := began + seconds - time.monotonic()) > 0:
+        if is_first_half and left_s < seconds / 2:
+            is_first_half = False
+            halfway()
         time.sleep(min(_LOOK_S, left_s))
         beats.look()
         for each in costs:
@@ -160,12 +168,30 @@ def measure(costs: list[Cost], beats: Beats, seconds: float) -> float:
     return time.monotonic() - began
 
 
+def ages(server: Hosted, live: Collection[str]) -> list[float]:
+    """Return how long ago the newest point of some random streams of live ranks was recorded."""
+    with client_of(server) as client:
+        streams = [
+            each
+            for each in client.list_documents("stream")
+            if each["spec"]["name"] == "loss" and each["spec"]["participant_id"] in live
+        ]
+        found = []
+        for stream in random.sample(streams, min(_SAMPLE, len(streams))):
+            (newest,) = client.points(stream["id"], order="desc", limit=1)["items"]
+            at = datetime.fromisoformat(newest["observed_at"]).timestamp()
+            found.append(max(0.0, time.time() - at))
+        return found
+
+
 def of_sorted(values: list[float], share: float) -> float:
     """Return the value below which a share of sorted ones lies."""
     return values[min(len(values) - 1, int(share * len(values)))]
 
 
-def report(costs: list[Cost], took_s: float, beats: Beats, sender: Sender) -> bool:
+def report(
+    costs: list[Cost], took_s: float, beats: Beats, sender: Sender, lags: list[float]
+) -> bool:
     """Print the tables; return whether every mark was reached."""
     print("| process | cores | memory at most | threads |")
     print("| --- | --- | --- | --- |")
@@ -184,6 +210,11 @@ def report(costs: list[Cost], took_s: float, beats: Beats, sender: Sender) -> bo
         f"| {len(took)} commands, submitted to seen as applied | {statistics.median(took):.2f} s | "
         f"{of_sorted(took, 0.99):.2f} s | {took[-1]:.2f} s | |"
     )
+    lags.sort()
+    print(
+        f"| age of the newest point, {len(lags)} streams | {statistics.median(lags):.1f} s | "
+        f"{of_sorted(lags, 0.99):.1f} s | {lags[-1]:.1f} s | |"
+    )
     for why in sender.failed:
         print(f"\nA command was not applied: {why}.")
     syncer = costs[0]
@@ -196,6 +227,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--backlog", type=int, default=500_000, help="points of the finished run")
     parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"), help="for the runs")
     parser.add_argument("--directory", type=Path, help="for the server; default a temporary one")
@@ -205,16 +237,19 @@ def main() -> int:
         tempfile.TemporaryDirectory(dir=options.directory) as server_folder,
         tempfile.TemporaryDirectory(dir=options.memory) as root_folder,
         hosted(Path(server_folder) / "server") as server,
-        writing(Path(root_folder), options.runs, options.ranks) as writer,
+        writing(Path(root_folder) / "live", options.runs, options.ranks) as writer,
     ):
+        root = Path(root_folder)
+        later = generate.finished_run(root / "later", options.backlog // METRICS, metrics=METRICS)
         beats = Beats(server.directory / data.DATABASE)
         began = time.monotonic()
-        with watching(server, Path(root_folder)) as syncer:
+        with watching(server, root / "live") as syncer:
             await_everyone(beats, count)
             print(
                 f"{options.runs} live runs of {options.ranks} ranks, 3 metrics a second each; all "
                 f"were heard of after {time.monotonic() - began:.0f} s, then measured for "
-                f"{options.seconds:.0f} s; {os.cpu_count()} cores.\n"
+                f"{options.seconds:.0f} s; halfway a run of {options.backlog:,} points comes in; "
+                f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}.\n"
             )
             beats.gaps.clear()
             assert server.process is not None
@@ -225,12 +260,15 @@ def main() -> int:
             ]
             sender = Sender(server)
             sender.start()
-            took_s = measure(costs, beats, options.seconds)
+            live = set(beats.seen)
+            took_s = measure(
+                costs, beats, options.seconds, lambda: later.rename(root / "live" / later.name)
+            )
+            beats.look()
+            beats.end(time.time(), live)
             sender.over.set()
             sender.join(LONGEST_S)
-            beats.look()
-            beats.end(time.time())
-            is_reached = report(costs, took_s, beats, sender)
+            is_reached = report(costs, took_s, beats, sender, ages(server, live))
     return 0 if is_reached else 1
 
 
