@@ -1,8 +1,8 @@
 """The loop over runs: a slice for each in turn, so that none keeps the others waiting.
 
-Live runs come first, then the newest; where both are due they take turns. What concerns the whole
-server (it is busy, out of reach, or refuses the key) holds all runs; what concerns one run stops
-that run only. Only runs that may still grow keep anything open.
+Live runs come first, then the newest; where both are due, each kind gets half of the time. What
+concerns the whole server (it is busy, out of reach, or refuses the key) holds all runs; what
+concerns one run stops that run only. Only runs that may still grow keep anything open.
 
 One thread turns the loop. `stop` and `wake` may be called from any, and the plain attributes of
 `Service` and `Work` may be read from any. Whoever uses the push of a run holds its `Work.lock`; the
@@ -71,6 +71,9 @@ again, it has to be seen to move before anything is said of it."""
 EVENT_GAP_S: Final = 0.5
 """File events bring a look forward, but no closer to the one before."""
 
+_LEAST_S: Final = 0.001
+"""A slice counts for so long at least."""
+
 SHARE: Final = 0.4
 """Of the loop's time that the live runs may take together; many are looked at more rarely."""
 CROWDED_S: Final = 12.0
@@ -126,7 +129,7 @@ class Service:
         self._clock = clock
         self._live = Queue()
         self._others = Queue()
-        self._was_live = False
+        self._ahead_s = 0.0  # By how much more time live runs had than the others.
         self._look_at = float("-inf")
         self._tries = 0
         self._refusals = 0
@@ -186,8 +189,12 @@ class Service:
         work = self._next(now)
         if work is not None:
             self.asking_since = now
+            was_live = work.is_live
             self._serve(work)
             self.asking_since = None
+            took_s = max(_LEAST_S, self._clock.monotonic() - now)
+            ahead_s = self._ahead_s + (took_s if was_live else -took_s)
+            self._ahead_s = max(-SLICE_S, min(SLICE_S, ahead_s))
             self._on_slice(work)
             return None if self.gave_up else 0.0
         due = min(self._live.due, self._others.due, self._look_at)
@@ -233,16 +240,11 @@ class Service:
         (self._live if work.is_live else self._others).put(work)
 
     def _next(self, now: float) -> Work | None:
-        """Take the next run that is due; live runs and the others take turns."""
+        """Take the next run that is due, of the kind that had less time."""
         queues = [self._live, self._others]
-        if self._was_live:
+        if self._ahead_s > 0.0:
             queues.reverse()
-        for queue in queues:
-            work = queue.take(now)
-            if work is not None:
-                self._was_live = queue is self._live
-                return work
-        return None
+        return queues[0].take(now) or queues[1].take(now)
 
     # --- one run ----------------------------------------------------------------------------------
 

@@ -644,6 +644,30 @@ def test_an_outcome_that_cannot_be_told_is_trouble_like_any_other(rig: Rig) -> N
     assert service.gave_up is not None and service.gave_up.kind == "unreachable"
 
 
+def test_a_long_run_that_is_over_takes_no_more_time_than_all_live_runs_together(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(30):
+        run = MadeRun(rig.root)
+        run.journals[0].beat(1)
+        rig.scripts[run.path] = Script(rig.clock)
+    over = rig.run(*[sent(1, done=False)] * 100)
+    for journal in (over / "data").glob("*.jsonl"):
+        journal.rename(journal.with_suffix(".db"))
+    step = Script.step
+
+    def slow(script: Script, limit_s: float = 1.0) -> Slice:
+        rig.clock.turn(1.0 if script is rig.scripts[over] else 0.1)
+        return step(script, limit_s)
+
+    monkeypatch.setattr(Script, "step", slow)
+    rig.service(watch=True, until=30.0).run()
+
+    everyone = next(n for n in range(len(rig.order)) if len(set(rig.order[:n])) == 31)
+    assert 2 <= rig.order[:everyone].count(over) <= 4
+    assert rig.order.count(over) >= 15, "half of the time, and what live runs leave"
+
+
 def test_a_slice_that_takes_long_makes_no_heartbeat_of_another_run_late(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
