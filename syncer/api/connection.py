@@ -7,9 +7,11 @@ and no traceback: errors are raised where no exception of the HTTP library is th
 from __future__ import annotations
 
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, BinaryIO, Final  # Any: JSON values.
 from urllib.request import getproxies, proxy_bypass
@@ -30,8 +32,9 @@ OBJECT_TOTAL_S: Final = 900.0
 """A part of 64 MiB at 75 kB/s."""
 KEEP_ALIVE_S: Final = 30.0
 MAX_CONNECTIONS: Final = 1024
-"""A parked call takes one for as long as it waits, and there may be as many as live runs. They have
-a pool of their own, for each call looks at every connection of its pool."""
+"""A parked call takes one for as long as it waits, and there may be as many as live runs."""
+PARKED: Final = 16
+"""So many share a pool: the library compares all connections of a pool in each call."""
 
 
 class Trust:
@@ -61,6 +64,14 @@ class _TooLarge(Exception):
     """An answer has more bytes than we take."""
 
 
+@dataclass(slots=True)
+class _Pool:
+    """Connections of some parked calls."""
+
+    client: httpx.Client
+    calls: int = 0
+
+
 class Connection:
     """Connections to one server, and to the object stores that it names.
 
@@ -85,10 +96,12 @@ class Connection:
         self.origin = origin
         self.timeout_s = timeout_s
         self._trust = trust
+        self._transport = transport
+        self._lock = threading.Lock()
+        self._parked: list[_Pool] = []
         problem = ""
         try:
             self._api = self._open(transport)
-            self._parked = self._open(transport)
             self._objects = self._open(transport)
         except (ValueError, ImportError, httpx.InvalidURL):
             problem = "The proxy that the environment names cannot be used."
@@ -97,9 +110,10 @@ class Connection:
 
     def close(self) -> None:
         """Close every connection."""
-        self._api.close()
-        self._parked.close()
-        self._objects.close()
+        with self._lock:
+            pools = [each.client for each in self._parked]
+        for client in (self._api, self._objects, *pools):
+            client.close()
 
     def call(
         self,
@@ -134,17 +148,20 @@ class Connection:
         url = self.origin + path
         failure: ApiError
         try:
-            with _stream(
-                self._api if read_timeout_s is None else self._parked,
-                method,
-                url,
-                headers,
-                timeout,
-                deadline,
-                body=body,
-                params=params,
-                on_sent=on_sent,
-            ) as answer:
+            with (
+                self._pool(is_parked=read_timeout_s is not None) as client,
+                _stream(
+                    client,
+                    method,
+                    url,
+                    headers,
+                    timeout,
+                    deadline,
+                    body=body,
+                    params=params,
+                    on_sent=on_sent,
+                ) as answer,
+            ):
                 kept = bytearray()
                 for chunk in _received(answer, deadline, MAX_ANSWER_BYTES):
                     kept += chunk
@@ -226,6 +243,24 @@ class Connection:
         except (_TooSlow, httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
             failure = ApiError("transport", self._explain(url, error), retryable=True)
         raise failure
+
+    @contextmanager
+    def _pool(self, *, is_parked: bool) -> Iterator[httpx.Client]:
+        """Lend the connections for one call."""
+        if not is_parked:
+            yield self._api
+            return
+        with self._lock:
+            pool = next((each for each in self._parked if each.calls < PARKED), None)
+            if pool is None:
+                pool = _Pool(self._open(self._transport))
+                self._parked.append(pool)
+            pool.calls += 1
+        try:
+            yield pool.client
+        finally:
+            with self._lock:
+                pool.calls -= 1
 
     def _open(self, transport: httpx.BaseTransport | None) -> httpx.Client:
         # A proxy sees what goes to loopback over plain HTTP, the key included; so none is used.
