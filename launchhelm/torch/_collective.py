@@ -442,6 +442,8 @@ class Links:
         """Wait in slices for an operation. Raises LinkLost."""
         start = time.monotonic()
         give_up_at = start + self.timeout_s
+        # A command that is lost is told as a loss of the exchange, in whichever group its rows are.
+        about = {"data", "exchange"} if handler else {"data"} if data else {"exchange"}
         heard: dict[int, int] = {}
         look_at, slow = start + _FIRST_LOOK_S, False
         pause_s, longest_s = _SLEEP_S
@@ -452,20 +454,20 @@ class Links:
                     slow = True
                     self.on_slow()
                 if now >= look_at:
-                    self._look_around(work, data)
+                    self._look_around(work, about)
                     look_at = now + _LOOK_S
                 if now > give_up_at:
                     self._look()
-                    cause = self._known_cause(data)
+                    cause = self._known_cause(about)
                     if cause or not handler or not self._all_beat(heard, handler):
                         raise LinkLost(cause or self._late(now - start))
                     give_up_at = time.monotonic() + _PATIENCE_S
                 time.sleep(pause_s)
                 pause_s = min(pause_s * 1.5, longest_s)
             work.wait()
-            self._still_meant(data)
+            self._still_meant(about)
         except RuntimeError as error:
-            raise LinkLost(self._failed(error, data)) from error
+            raise LinkLost(self._failed(error, about)) from error
         finally:
             if slow:
                 self.on_done()
@@ -474,24 +476,30 @@ class Links:
             self._says_it_waits = False
             self.board.put(f"at/{self.rank}", "")
 
-    def _look_around(self, work: Work, data: bool) -> None:
+    def _look_around(self, work: Work, about: set[str]) -> None:
         """While waiting: say so, and see whether there is anybody left to wait for."""
         self._look()
-        cause = self._known_cause(data)
+        cause = self._known_cause(about)
         if cause is not None and not _completes(work, _GRACE_S):
             raise LinkLost(cause)
         self._says_it_waits = True
         self.board.put(f"at/{self.rank}", json.dumps(self.where()))
 
-    def _still_meant(self, data: bool) -> None:
-        """Refuse what came when the others have given it up, as after a stop of this process."""
+    def _still_meant(self, about: set[str]) -> None:
+        """Refuse what came when the others have given it up, as after a stop of this process.
+
+        Where the store is gone with rank 0, nobody can say that they have not.
+        """
         now = time.monotonic()
         was_long, self._heard_at = now - self._heard_at > self.timeout_s / 2, now
         if was_long:
             self._look()
             for entry in self._losses:
-                if entry["what"] == ("data" if data else "exchange"):
+                if entry["what"] in about:
                     raise LinkLost(Cause(entry["kind"], tuple(entry["ranks"]), entry["text"]))
+            if not self.board.alive:
+                text = f"the process of rank {self.name_of(0)} is gone"
+                raise LinkLost(Cause("dead", (0,), text))
 
     def _look(self) -> None:
         self._losses += (entry for entry in self.board.news() if entry["rank"] != self.rank)
@@ -499,25 +507,24 @@ class Links:
     def _left(self) -> dict[int, dict[str, Any]]:
         return {entry["rank"]: entry for entry in self._losses if entry["what"] == "left"}
 
-    def _known_cause(self, data: bool) -> Cause | None:
+    def _known_cause(self, about: set[str]) -> Cause | None:
         """Return why an operation cannot come about, None when it still may.
 
         A rank that left or died is missed by both groups; all else is the loss of one of them.
         """
-        mine = "data" if data else "exchange"
         for entry in self._losses:
             # What came first is the cause: ranks also leave because the exchange broke.
             if entry["what"] == "left":
                 left = self._left()
                 return Cause("left", tuple(sorted(left)), _sentence_left(left))
-            if entry["what"] == mine or entry["kind"] in ("dead", "left"):
+            if entry["what"] in about or entry["kind"] in ("dead", "left"):
                 return Cause(entry["kind"], tuple(entry["ranks"]), entry["text"])
         return None
 
-    def _failed(self, error: RuntimeError, data: bool) -> Cause:
+    def _failed(self, error: RuntimeError, about: set[str]) -> Cause:
         """Name who is gone after an operation failed."""
         self._look()
-        cause = self._known_cause(data)
+        cause = self._known_cause(about)
         if cause is not None and cause.ranks:
             return cause
         # The sockets of a killed process close one after the other.

@@ -410,7 +410,8 @@ def _sub_group(rank: int, size: int, tell: Any) -> Any:
     if rank not in (1, 3):
         return None
     loop = Loop([fields(command("lr", 3, value=0.5))], process_group=group)
-    loop.steps(1, 400)
+    step = loop.until(lambda: 0.5 in loop.plant.held.values(), 1)
+    loop.steps(step, step + 20)
     loop.exchange.finish()
     return loop.report(size=loop.links.size if loop.links else 0)
 

@@ -16,8 +16,11 @@ from tests.support.ranks import Ranks, run_ranks
 from tests.support.scripted import command
 
 
-def works_long(rank: int, size: int, tell: Any, lives: bool) -> Any:
-    """Run a handler that takes 3 s on rank 1 with a timeout of half a second."""
+def works_long(rank: int, size: int, tell: Any, lives: bool, stays: bool = True) -> Any:
+    """Run a handler that takes 5 s on rank 1 with a timeout of 1.5 s.
+
+    Ranks that have raised stay until all have, or are gone before rank 1 is back.
+    """
     from launchhelm.torch import _collective
     from launchhelm.torch._beats import Beat
     from launchhelm.torch._errors import DivergedStateError
@@ -30,8 +33,8 @@ def works_long(rank: int, size: int, tell: Any, lives: bool) -> Any:
         return {each: Beat(number, "in job", 3) for each in ranks}
 
     loop = Loop(
-        [fields(command("job", 3, value=0.05, slow=1, by=3.0)), fields(command("x", 4, value=2.0))],
-        timeout_s=0.5,
+        [fields(command("job", 3, value=0.05, slow=1, by=5.0)), fields(command("x", 4, value=2.0))],
+        timeout_s=1.5,
     )
     assert loop.links is not None
     loop.links.beats = beats
@@ -40,6 +43,10 @@ def works_long(rank: int, size: int, tell: Any, lives: bool) -> Any:
         loop.until(lambda: loop.plant.held["x"] == 2.0, 1)
     except DivergedStateError as error:
         loop.exchange.finish()
+        tell("raised")
+        deadline = time.monotonic() + 60.0
+        while stays and not tell.told("raised", size) and time.monotonic() < deadline:
+            time.sleep(0.05)
         return loop.report(error=diverged(error), took_s=time.monotonic() - began)
     loop.exchange.finish()
     return loop.report(jobs=loop.plant.jobs)
@@ -68,6 +75,14 @@ def test_a_rank_without_a_heartbeat_in_its_handler_is_given_up_and_named() -> No
     assert "last heard of at step 3, in job" in ended[0].value["error"]["failures"][0][1]
     (outcome, *_) = ended[0].value["outcomes"]
     assert (outcome["state"], outcome["applied_on"], outcome["of"]) == ("outcome_unknown", 2, 3)
+
+
+def test_a_rank_that_comes_back_from_its_handler_when_all_others_are_gone_raises_too() -> None:
+    ended = run_ranks(works_long, 3, lives=False, stays=False)
+    for one in ended:
+        assert one.value["error"]["failures"]
+    assert ended[0].value["error"]["failures"][0][0] == 1
+    assert states(ended[0])["job-3"] == "outcome_unknown"
 
 
 def evaluates(rank: int, size: int, tell: Callable[[str], None], root: str) -> Any:
