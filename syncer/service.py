@@ -328,6 +328,7 @@ class Service:
             if report.stopped:
                 self._stopped(work, report, started)
                 return
+        is_first = work.caught_up_at == float("-inf")
         work.state, work.caught_up_at = "sent", started
         work.is_live = not work.is_over
         if push.problems:
@@ -336,7 +337,8 @@ class Service:
             work.state = "sent" if self._watch else "failed"
         if work.is_over or not self._watch:
             self._close(work)
-        self._rest(work, now - started)
+        # What opening a run costs says nothing about the next look, and who began is awaited.
+        self._rest(work, 0.0 if is_first else now - started)
         self._close_idle()
 
     def _beat(

@@ -485,6 +485,23 @@ def test_heartbeats_are_passed_on_every_15_seconds_while_a_run_is_live(rig: Rig)
     assert 300 / (HEARTBEAT_S + 3) <= beats <= 300 / HEARTBEAT_S + 1
 
 
+def test_a_run_that_took_long_to_open_is_looked_at_again_soon(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = rig.run(*[sent(1)] * 100)
+    step = Script.step
+
+    def slow(script: Script, limit_s: float = 1.0) -> Slice:
+        rig.clock.turn(1.0)
+        return step(script, limit_s)
+
+    monkeypatch.setattr(Script, "step", slow)
+    rig.service(watch=True, until=60.0).run()
+    first, second, third = rig.scripts[path].stepped_at[:3]
+    assert second - first < 5.0
+    assert third - second > 15.0, "what is slow to look at is looked at rarely"
+
+
 def test_a_silent_run_is_looked_at_less_and_less(rig: Rig) -> None:
     path = rig.run(sent(1))
     rig.service(watch=True, until=3600.0).run()
