@@ -107,6 +107,8 @@ class Around:
         quiet: Ranks without a heartbeat for long, in order; the others wait for them.
         control_off: Why controlling is off, when it is.
         run_over: Why nobody will answer, for example "the run finished".
+        run_closed: No attempt can come after that.
+        taken: The rank 0 that answers, or would have, has taken it from the inbox.
         cancelled_by: Who cancelled it.
         reverted_by: What undid the value later, for example "restore at step 13,900, attempt 3".
         diverged: (rank, value text) of ranks that show another effective value, and what
@@ -124,6 +126,8 @@ class Around:
     quiet: Sequence[Quiet] = field(default_factory=tuple)
     control_off: str = ""
     run_over: str = ""
+    run_closed: bool = False
+    taken: bool = False
     cancelled_by: str = ""
     reverted_by: str = ""
     diverged: Sequence[tuple[int, str]] = field(default_factory=tuple)
@@ -219,8 +223,13 @@ def _unknown(outcome: Outcome) -> Sentence:
 
 def _waiting(command: CommandLike, around: Around, *, picked_up: bool) -> Sentence:
     if around.run_over:
-        rest = f": {around.run_over}; a next attempt gets it while it is valid, else it expires"
-        return Sentence("Waiting", rest, mark="◆")
+        then = "a next attempt gets it while it is valid, else it expires"
+        if around.run_closed:
+            then = "nothing takes it any more, and nothing has changed"
+        elif picked_up or around.taken:
+            then = "rank 0 that had taken it is gone, so that a next attempt rejects it"
+            then += " (`runtime_restart`)"
+        return Sentence("Waiting", f": {around.run_over}; {then}", mark="◆")
     first_step = command.first_step
     # What is scheduled stays in the inbox until its step is near.
     is_ahead = first_step is not None and (around.step is None or around.step < first_step)

@@ -61,6 +61,8 @@ def around_of(
         cancelled_by=cancelled_by,
         control_off=str(view.controls.get("why") or "no reason reported") if off else "",
         run_over=f"the run has ended ({view.state.text})" if view.state.is_over else "",
+        run_closed=view.state.is_closed,
+        taken=command is not None and command.state == "taken",
     )
 
 

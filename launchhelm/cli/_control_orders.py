@@ -16,11 +16,16 @@ _SHOWN = 5
 
 
 def cancel(run: views.RunView, id_: str, arguments: argparse.Namespace, output: Output) -> int:
-    """Take a command back that has not begun; one that is cancelled already stays so."""
+    """Take a command back that has not begun; one that is cancelled already stays so.
+
+    A run that has ended but may be resumed takes the order for its next attempt.
+    """
     command = find(run, id_)
     if command.state == "applying" or not command.is_pending:
         say(command, run, output)
         return Exit.DONE if command.state == "cancelled" else Exit.NOTHING_CHANGED
+    if run.state.is_closed:
+        return not_sent(refusal_of(run), output)
     output.say(f"{command.name} {_wording.payload_text(command.payload)}".rstrip())
     return _order(run, CANCEL, {"id": command.id}, arguments, output, about=command.id)
 

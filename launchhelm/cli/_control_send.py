@@ -175,7 +175,7 @@ def _still_waiting(
     waited_s: float,
     output: Output,
 ) -> int:
-    around = around_of(run, waited_s)
+    around = around_of(run, waited_s, command=view)
     sentence = outcome_text(_Sent.of(view, command), around)
     if output.json:
         document = {"id": command.id, "name": command.name, "state": "written"}

@@ -78,6 +78,15 @@ def test_an_order_that_came_too_late_says_so_and_shows_the_command(run: MadeRun,
     assert "Too late: it has begun." in ran.err
 
 
+def test_a_run_that_is_closed_takes_no_order_to_cancel(run: MadeRun, cli: Cli) -> None:
+    inbox.send(run.path, Command("abcdef", "lr", {"scale": 0.5}))
+    run.end("finished")
+    ran = cli("control", "ddp-run", "cancel", "abcdef")
+    assert ran.code == 6 and "has ended" in ran.err
+    assert [each["kind"] for each in commands_in(run.path)] == ["lr"]
+    assert "nothing takes it any more" in cli("control", "ddp-run", "log").out
+
+
 def test_no_such_command_is_4(run: MadeRun, cli: Cli) -> None:
     ran = cli("control", "ddp-run", "cancel", "nothing")
     assert ran.code == 4 and "log" in ran.err
