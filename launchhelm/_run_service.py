@@ -7,6 +7,7 @@ handler does.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,8 +16,8 @@ from typing import Any, Final
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm._commands import CommandDesk, Ticket, Validate
+from launchhelm._results import as_result
 from launchhelm.commands import Handler
-from launchhelm.controls.schema import as_json
 from launchhelm.models import Capability, CommandContext, Document
 from launchhelm.records import TRAINING_SAFE_POINT, Command, Outcome
 
@@ -28,6 +29,8 @@ APPLYING_LIMIT_S: Final = 5.0
 
 MAX_CODE_CHARS: Final = 128
 MAX_MESSAGE_CHARS: Final = 1000
+
+_log = logging.getLogger("launchhelm")
 
 Offer = Callable[[Capability, Handler, Validate | None], object]
 
@@ -155,7 +158,6 @@ class Service:
         try:
             with self.handling():
                 value = self._handlers[command.name](command.payload, context)
-            result = as_json({} if value is None else value)
         except Exception as error:  # The user's handler: its failure is an outcome.
             self._desk.conclude(command, self._failed(command, error), step=step)
         except BaseException as error:
@@ -163,12 +165,12 @@ class Service:
             raise
         else:
             self.last_result = value
-            self._desk.conclude(command, self._returned(command, result, step, axes), step=step)
+            self._desk.conclude(command, self._returned(command, value, step, axes), step=step)
         finally:
             self.last_applied = coordinates
 
     def _returned(
-        self, command: Command, result: Any, step: int, axes: Mapping[str, str]
+        self, command: Command, value: Any, step: int, axes: Mapping[str, str]
     ) -> Outcome:
         count, of = self.reported or (1, 1)
         if count < of:
@@ -180,9 +182,13 @@ class Service:
                 applied_on=count,
                 of=of,
             )
+        result, note = as_result(value)
+        if note:
+            _log.warning("launchhelm: Command %r: %s", command.name, note)
         return Outcome(
             command.id,
             "applied",
+            message=note,
             result=result,
             applied_at={"step": step, **axes},
             applied_on=count,

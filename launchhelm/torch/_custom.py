@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from launchhelm._commands import Validate
+from launchhelm._results import as_result
 from launchhelm._run_service import Service
 from launchhelm.commands import Handler
 from launchhelm.controls import schema
@@ -24,6 +25,10 @@ class Custom:
 
     Args:
         step: Returns the step that is being ended.
+        notice: Told of a result that was dropped; None where no result is kept.
+
+    Attributes:
+        note: What people should know of the last call, "" for nothing.
     """
 
     def __init__(
@@ -33,6 +38,7 @@ class Custom:
         validate: Validate | None,
         service: Service,
         step: Callable[[], int],
+        notice: Callable[[str], object] | None,
     ) -> None:
         self.name = capability.name
         self.input_schema: Mapping[str, Any] = capability.input_schema
@@ -40,6 +46,8 @@ class Custom:
         self._validate = validate
         self._service = service
         self._step = step
+        self._notice = notice
+        self.note = ""
 
     def problem(self, payload: Payload) -> str:
         """Judge by the schema, then by the script's own check."""
@@ -52,12 +60,12 @@ class Custom:
         return misfit
 
     def apply(self, payload: Payload) -> Mapping[str, Any]:
-        """Call the handler and return what it returned, as JSON.
+        """Call the handler and return what it returned, as JSON; {} when that is none.
 
         Raises:
             PartlyApplied: It reported that it did not reach all.
-            TypeError, ValueError: Its result is not JSON.
         """
+        self.note = ""
         step = {"axis": "step", "value": str(self._step())}
         # Only the coordinator knows the command's id.
         context = CommandContext(command_id="", epoch=self._service.epoch, coordinates=(step,))
@@ -66,5 +74,9 @@ class Custom:
             count, of = self._service.reported or (1, 1)
         if count < of:
             raise PartlyApplied(f"reported {count} of {of}")
-        result: Any = schema.as_json({} if value is None else value)
+        if self._notice is None:
+            return {}
+        result, self.note = as_result(value)
+        if self.note:
+            self._notice(f"Command {self.name!r}: {self.note}")
         return result  # type: ignore[no-any-return]

@@ -118,6 +118,10 @@ class Plant(Protocol):
         """Change the state and return the result for the outcome. May raise anything."""
         ...
 
+    def note(self, name: str) -> str:
+        """Say what people should know of what `apply` just did, "" for nothing."""
+        ...
+
     def read_back(self, name: str, payload: Mapping[str, Any]) -> str:
         """Return the values now in effect as canonical text; "" when ranks may differ."""
         ...
@@ -538,7 +542,8 @@ class Exchange:
             command=task.command.id,
             state=verdict.state,
             code=verdict.code,
-            message=verdict.message,
+            message=verdict.message
+            or (self._plant.note(task.name) if verdict.state == "applied" else ""),
             name=task.name,
             result=task.result if verdict.state == "applied" else None,
             applied_at={"step": self._step} if verdict.state == "applied" else {},

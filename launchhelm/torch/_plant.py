@@ -79,6 +79,10 @@ class Plant:
         """Carry the command out and return its result; may raise."""
         return self._controls[name].apply(payload)
 
+    def note(self, name: str) -> str:
+        """Say what people should know of a command that was just applied, "" for nothing."""
+        return getattr(self._controls.get(name), "note", "")
+
     def read_back(self, name: str, payload: Payload) -> str:
         """Return what is in effect now, as one text to compare across ranks."""
         return canonical(self._states[name].state())

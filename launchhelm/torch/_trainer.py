@@ -602,8 +602,9 @@ class Trainer:
     def _offer_custom(
         self, capability: Capability, handler: Handler, validate: Validate | None
     ) -> None:
-        service = self.run.service
-        self._plant.add(Custom(capability, handler, validate, service, lambda: self._step))
+        notice = _noticing(self.run, True) if self.is_coordinator else None
+        service, step = self.run.service, lambda: self._step
+        self._plant.add(Custom(capability, handler, validate, service, step, notice))
 
     def _note_values(self) -> None:
         if self._panel is not None:

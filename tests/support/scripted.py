@@ -137,6 +137,9 @@ class ScriptedPlant:
         assert isinstance(snapshot, dict)
         self.held = dict(snapshot)
 
+    def note(self, name: str) -> str:
+        return ""
+
     def changes(self, name: str, snapshot: object) -> Mapping[str, Any]:
         assert isinstance(snapshot, dict)
         return {name: {"old": snapshot.get(name), "new": self.held.get(name)}}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import launchhelm.torch as lht
 from launchhelm import Capability, CommandContext, Schedule
@@ -64,7 +66,7 @@ def test_the_script_s_own_check_may_refuse(trainer: lht.Trainer) -> None:
     assert commanded(trainer, "grow", {"layers": 8}).state == "applied"
 
 
-def test_who_reports_fewer_than_all_or_returns_no_json_has_not_applied_it(
+def test_who_reports_fewer_than_all_has_not_applied_it(
     trainer: lht.Trainer,
 ) -> None:
     reports: list[tuple[int, int]] = [(4, 4)]
@@ -81,10 +83,16 @@ def test_who_reports_fewer_than_all_or_returns_no_json_has_not_applied_it(
         commanded(trainer, "ask")
 
 
-def test_a_result_that_is_no_json_is_a_failure(trainer: lht.Trainer) -> None:
+def test_what_is_returned_never_undoes_that_the_command_was_applied(trainer: lht.Trainer) -> None:
+    returned: list[object] = [{"loss": torch.ones(3).mean(), "nan": math.nan}, object()]
+
     @trainer.run.command("lht")
     def odd() -> object:
-        return object()
+        return returned.pop()
 
-    with pytest.raises(lht.DivergedStateError, match="not JSON serializable"):
-        commanded(trainer, "odd")
+    outcome = commanded(trainer, "odd")
+    assert (outcome.state, outcome.result or {}) == ("applied", {})
+    assert "result was dropped" in outcome.message
+    outcome = commanded(trainer, "odd")
+    assert (outcome.state, outcome.message) == ("applied", "")
+    assert outcome.result == {"loss": 1.0, "nan": {"$number": "nonfinite", "value": "nan"}}
