@@ -12,7 +12,7 @@ from launchhelm.cli import _control_replay, _remote_decide, _remote_run, documen
 from launchhelm.cli import _remote_words as words
 from launchhelm.cli._exit import Exit, UsageError
 from launchhelm.cli._remote_run import RunOnServer, refusal_of
-from launchhelm.cli._remote_send import Sending
+from launchhelm.cli._remote_send import WITHOUT_SERVER, Sending
 from launchhelm.cli.output import Output
 from syncer.api.answers import ApiError
 from syncer.connection import open_client
@@ -37,6 +37,25 @@ def run(
             f"control {name} takes a run and the id of one command.",
             remedy=f"Write: launchhelm control --server URL RUN {name} ID",
         )
+    try:
+        return _do(selector, name, fields, target, arguments, output)
+    except ApiError as error:
+        # An answer that is lost after a command was submitted is the business of `Sending`.
+        if error.status or not error.retryable:
+            raise
+        output.say(f"launchhelm: {_wording.plain(error.message)}")
+        output.say("  Check --server, and that the server is up; then try again.")
+        return Exit.STILL_WAITING
+
+
+def _do(
+    selector: str,
+    name: str,
+    fields: list[str],
+    target: Target,
+    arguments: argparse.Namespace,
+    output: Output,
+) -> int:
     with _rights(), open_client(target)[0] as client:
         there = RunOnServer(client, _remote_run.find(client, target.project, selector))
         if name == "list":
@@ -64,7 +83,7 @@ def _require_known(arguments: argparse.Namespace) -> None:
         if is_given:
             raise UsageError(
                 f"{option} does not go by way of a server.",
-                remedy="Leave --server out where the run directory can be reached.",
+                remedy=WITHOUT_SERVER,
             )
 
 

@@ -31,6 +31,11 @@ VALID_S: Final = 3600.0
 _SUBMIT_FOR_S: Final = 30.0
 """How long a command is offered to a server that does not answer."""
 
+_ON_A_HOST: Final = ("revert", "replay", "freeze", "unfreeze")
+"""What is written into the inbox of a run, unless the run has a control of that name."""
+
+WITHOUT_SERVER: Final = "Leave --server out where the run directory can be reached."
+
 _TRIES: Final = 4
 """How often it is put anew when other commands were applied meanwhile."""
 
@@ -69,6 +74,8 @@ class Sending:
         refusal = refusal_of(self._there, offers)
         if refusal:
             return local.not_sent(refusal, self._output)
+        if name in _ON_A_HOST and name not in offers:
+            raise UsageError(f"{name} does not go by way of a server.", remedy=WITHOUT_SERVER)
         if name not in offers:
             known = _wording.listed(offers)
             raise UsageError(f"This run has no control {name!r}.", remedy=f"It has {known}.")

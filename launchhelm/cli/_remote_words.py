@@ -35,14 +35,17 @@ _WHY: Final = {
     "begin_rejected": "the server took it back before it reached the run",
     "begin_uncertain": "the server could not be asked before it would have reached the run",
     "fingerprint_mismatch": "what arrived is not what was submitted",
+    "frozen": "the controls are frozen; `launchhelm control RUN unfreeze` on a host of the run "
+    "ends that, and its `log` there says who froze them",
     "handler_unavailable_or_changed": "the run does not offer this control any more, or changed it",
     "id_taken": "the run has had another command of the same id",
     "inbox_unavailable": "whoever syncs the run could not write its inbox",
-    "local_validation": "the run does not take this value; its own log may say why",
+    "local_validation": "the run does not take this value; `launchhelm control RUN log` on a host "
+    "of the run says why",
     "not_permitted": "whoever syncs the run may not control it",
     "rank_gone": "a process has left the group",
     "run_ended": "the run ended before it could be applied",
-    "runtime_restart": "the run, or whoever syncs it, was restarted meanwhile",
+    "runtime_restart": "rank 0, or the syncer, that had taken it is gone",
     "undeclared_safe_point": "the run does not come to that safe point",
 }
 """What codes mean. A server keeps no words of the run beside them; other codes stand alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -80,6 +81,16 @@ def test_an_applied_command_is_answered_with_a_sentence_and_0(
         ({"outcome": "rejected", "failure_code": "rank_gone"}, 6, "Rejected, nothing changed: "),
         ({"outcome": "rejected", "failure_code": "expired"}, 6, "Expired, nothing changed"),
         (
+            {"outcome": "rejected", "failure_code": "frozen"},
+            6,
+            "Rejected, nothing changed: the controls are frozen; `launchhelm control RUN unfreeze`",
+        ),
+        (
+            {"outcome": "rejected", "failure_code": "runtime_restart"},
+            6,
+            "Rejected, nothing changed: rank 0, or the syncer, that had taken it is gone",
+        ),
+        (
             {
                 "outcome": "outcome_unknown",
                 "failure_code": "DivergedStateError",
@@ -148,6 +159,10 @@ def test_what_does_not_fit_is_refused_before_anything_is_sent(
         ran = control("ddp-run", "lr", "scale=0.5", *option)
         assert ran.code == 2
         assert "by way of a server" in ran.err
+    for words in (["freeze"], ["unfreeze"], ["revert", "c1"], ["replay", "other"]):
+        ran = control("ddp-run", *words)
+        assert ran.code == 2
+        assert f"{words[0]} does not go by way of a server" in ran.err
     assert commands_of(server, participant) == []
     participant.client.close()
 
@@ -347,6 +362,18 @@ def test_a_key_that_may_not_command_is_told_so_with_5(
     monkeypatch.setenv("LAUNCHHELM_API_KEY", "lhk_nobody")
     assert control("ddp-run", "list").code == 5
     participant.client.close()
+
+
+def test_a_server_that_is_not_there_is_8_with_a_next_step(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHHELM_API_KEY", "any")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        ran = cli("control", "--server", url, "--organization", str(uuid.uuid4()), "r", "list")
+    assert ran.code == 8
+    assert "Check --server" in ran.err
 
 
 def test_options_of_a_server_without_one_are_refused(cli: Cli) -> None:
