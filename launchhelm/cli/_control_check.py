@@ -131,16 +131,18 @@ def change_of(name: str, payload: Mapping[str, Any], values: Mapping[str, Any]) 
     return None
 
 
-def warnings_for(change: Change | None, capability: Capability) -> list[str]:
+def warnings_for(
+    change: Change | None, capability: Capability, payload: Mapping[str, Any]
+) -> list[str]:
     """Point out what a person may not have meant."""
     if change is None:
         return []
     old = change.old if isinstance(change.old, list) else [change.old]
     new = change.new if isinstance(change.new, list) else [change.new]
     said = []
-    if len(set(old)) > 1 and len(set(new)) == 1:
+    if len(set(old)) > 1 and len(set(new)) == 1 and "scale" not in payload:
         fields = fields_of(root_of(capability))
-        safer = [key for key in ("keep_ratios", "skip_zero") if key in fields]
+        safer = [k for k in ("keep_ratios", "skip_zero") if k in fields and not payload.get(k)]
         way = f"{safer[0]}=true avoids it" if safer else "group=N sets one group only"
         said.append(f"groups differ now and would become equal; {way}")
     if change.name == "dropout" and isinstance(change.old, str):

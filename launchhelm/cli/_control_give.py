@@ -45,7 +45,7 @@ class Plan:
         if self.change is not None:
             what = str(self.change)
             if self.command.name == "lr":
-                what += "; a schedule goes on from there"
+                what += "; if there is a schedule, it goes on from there"
         where = " ".join(part for part in (f"{self.when}.", self.trouble) if part)
         return [what, *(f"note: {warning}" for warning in self.warnings), where]
 
@@ -187,7 +187,7 @@ def plan_of(run: views.RunView, command: Command) -> Plan:
     states = {each.rank: each.state for each in run.participants}
     states |= dict.fromkeys(run.missing, "missing")
     warnings = [
-        *check.warnings_for(change, run.capabilities.get(command.name, {})),
+        *check.warnings_for(change, run.capabilities.get(command.name, {}), command.payload),
         *check.step_warnings(command, run.step, estimate),
     ]
     if run.state.word == "no news":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -68,11 +69,49 @@ def _undone_by(run: views.RunView, command: views.CommandView) -> list[views.Com
     applied = [
         each for each in run.commands if each.state == "applied" and each.name == command.name
     ]
-    others = [each for each in applied if each.reverts != command.id]
-    newest = max(others, key=lambda each: (each.states[-1].attempt, each.states[-1].at))
+    applied.sort(key=lambda each: (each.states[-1].attempt, each.states[-1].at))
+    cancelled = _cancelled_out(applied, command.id)
+    stand = [each for each in applied if each.id == command.id or each.id not in cancelled]
+    newest = next(each for each in reversed(stand) if each.reverts != command.id)
     if newest.id != command.id:
         raise _CannotUndo(f"command {newest.id} has changed it since; undo that one first")
-    return [each for each in applied if each.reverts == command.id]
+    return [each for each in stand if each.reverts == command.id]
+
+
+def _cancelled_out(applied: Sequence[views.CommandView], but: str) -> set[str]:
+    """Return the commands that were undone whole, and those that undid them.
+
+    Args:
+        applied: Oldest first.
+        but: A command that is to be undone itself, so that it matters how far it has been.
+    """
+    known = {each.id: each for each in applied}
+    gone: set[str] = set()
+    for last in reversed(applied):
+        target = known.get(last.reverts)
+        if target is None or target.id == but or last.id in gone:
+            continue
+        if target.id in gone or _is_undone(target, last):
+            gone |= {target.id, *(each.id for each in applied if each.reverts == target.id)}
+    return gone
+
+
+def _is_undone(command: views.CommandView, last: views.CommandView) -> bool:
+    """Tell whether the last command that undid another left what there was before that one.
+
+    Under a schedule the values moved on in between; a scale that was taken back is whole then.
+    """
+    before, after = (_sides(each, command.name) for each in (command, last))
+    scales: list[Any] = [each.payload.get("scale") for each in (command, last)]
+    same_group = command.payload.get("group") == last.payload.get("group")
+    if command.name in _PER_GROUP and all(scales) and same_group:
+        return bool(math.isclose(scales[0] * scales[1], 1.0))
+    return before is not None and after is not None and before[0] == after[1]
+
+
+def _sides(command: views.CommandView, name: str) -> tuple[Any, Any] | None:
+    change = command.outcome.changes.get(name) if command.outcome is not None else None
+    return (change.get("old"), change.get("new")) if isinstance(change, Mapping) else None
 
 
 def steps_back(

@@ -37,7 +37,7 @@ def test_an_applied_command_is_answered_with_a_sentence_and_0(run: MadeRun, cli:
     assert ran.code == 0
     assert ran.out == ("Applied at step 412 on all 2 processes, lr 0.01 -> 0.005 in 2 groups\n")
     preview, when, written, picked_up = ran.err.splitlines()
-    assert preview == "lr 0.01 -> 0.005 in 2 groups; a schedule goes on from there"
+    assert preview == "lr 0.01 -> 0.005 in 2 groups; if there is a schedule, it goes on from there"
     assert when.startswith("at about step ") and when.endswith("on 2 processes.")
     assert written.startswith("written ") and picked_up.startswith("picked up ")
     (command,) = coordinator.taken

@@ -166,6 +166,7 @@ def test_other_controls_are_judged_by_schema_and_local_rule(
     ("capability", "payload", "text", "warning"),
     [
         (DECAY, {"scale": 0.5}, "weight_decay group0 0.1 -> 0.05", ""),
+        (DECAY, {"scale": 0}, "weight_decay group0 0.1 -> 0", "that is a factor of 0"),
         (DECAY, {"value": 0.2, "skip_zero": True}, "weight_decay group0 0.1 -> 0.2", ""),
         (
             DECAY,
@@ -188,7 +189,7 @@ def test_other_controls_are_previewed(
 ) -> None:
     change = check.change_of(capability["name"], payload, HELD)
     assert str(change) == text
-    assert check.warnings_for(change, capability) == ([warning] if warning else [])
+    assert check.warnings_for(change, capability, payload) == ([warning] if warning else [])
 
 
 def test_a_missing_required_field_is_found() -> None:
@@ -215,11 +216,11 @@ def test_a_tunable_is_previewed_and_a_handler_is_not() -> None:
 
 def test_groups_that_would_become_equal_and_large_factors_are_pointed_out() -> None:
     change = check.change_of("lr", {"lr": 1e-5}, {"lr": [3e-4, 3e-5]})
-    warnings = check.warnings_for(change, LR)
+    warnings = check.warnings_for(change, LR, {"lr": 1e-5})
     assert "would become equal" in warnings[0]
     assert "factor" in warnings[1]
     safe = check.change_of("lr", {"scale": 0.5}, {"lr": [3e-4, 3e-5]})
-    assert check.warnings_for(safe, LR) == []
+    assert check.warnings_for(safe, LR, {"scale": 0.5}) == []
 
 
 def test_when_says_step_time_and_processes() -> None:

@@ -251,6 +251,31 @@ def test_only_the_newest_change_of_a_control_is_undone(run: MadeRun, cli: Cli) -
     assert commands_in(run.path) == []
 
 
+def test_a_change_and_what_undid_it_cancel_out(run: MadeRun, cli: Cli) -> None:
+    def kl(old: float, new: float) -> dict[str, Any]:
+        return {"changes": {"set_kl": {"old": old, "new": new}}}
+
+    told(run, "c1", "set_kl", {"value": 0.3}, step=410, **kl(0.5, 0.3))
+    told(run, "c2", "set_kl", {"value": 0.8}, step=420, **kl(0.3, 0.8))
+    told(run, "c3", "set_kl", {"value": 0.3}, step=430, reverts="c2", **kl(0.8, 0.3))
+    run.report({"lr": [0.01, 0.01], "set_kl": 0.3}, step=430)
+    ran = cli("control", "ddp-run", "revert", "c1", "--check")
+    assert ran.code == 0 and ran.out.startswith("set_kl 0.3 -> 0.5")
+    told(run, "c4", "set_kl", {"value": 0.8}, step=440, reverts="c3", **kl(0.3, 0.8))
+    run.report({"lr": [0.01, 0.01], "set_kl": 0.8}, step=440)
+    ran = cli("control", "ddp-run", "revert", "c1", "--check")
+    assert ran.code == 6 and "command c2 has changed it since" in ran.err
+    ran = cli("control", "ddp-run", "revert", "c2", "--check")
+    assert ran.code == 0 and ran.out.startswith("set_kl 0.8 -> 0.3")
+
+
+def test_a_scale_that_was_taken_back_under_a_schedule_cancels_out(run: MadeRun, cli: Cli) -> None:
+    told(run, "c1", "lr", {"scale": 0.5}, **LR)
+    told(run, "c2", "lr", {"scale": 0.25}, step=420)
+    told(run, "c3", "lr", {"scale": 4.0}, step=430, reverts="c2")
+    assert cli("control", "ddp-run", "revert", "c1", "--check").code == 0
+
+
 # Replay -------------------------------------------------------------------------------------
 
 
