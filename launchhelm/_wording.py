@@ -367,12 +367,18 @@ def starting_text(seen: int, world_size: int | None, since_s: float) -> str:
     )
 
 
-def running_text(exceptions: Mapping[str, int], no_step_s: float | None = None) -> str:
+def running_text(
+    exceptions: Mapping[str, int],
+    no_step_s: float | None = None,
+    *,
+    paused_at: int | None = None,
+) -> str:
     """Say `running` and what is out of order: `running, 1 rank silent, 1 behind`.
 
     Args:
         exceptions: Count per state of a rank, in order of weight; ok, busy and zero are left out.
         no_step_s: Seconds since a step was seen to end, when that is long.
+        paused_at: The step at which the ranks wait, since they were told to.
     """
     said: list[str] = []
     for word, count in exceptions.items():
@@ -381,7 +387,8 @@ def running_text(exceptions: Mapping[str, int], no_step_s: float | None = None) 
             said.append(f"{count:,}{unit} {word}")
     if no_step_s is not None:
         said.append(f"no step for {duration(no_step_s)}")
-    return ", ".join(["running", *said])
+    head = "running" if paused_at is None else f"paused at step {paused_at:,}"
+    return ", ".join([head, *said])
 
 
 def no_news_text(silent_s: float, last_written: str = "", host: str = "") -> str:

@@ -44,12 +44,14 @@ def around_of(
         cancelled_by = next(
             (each.issued_by for each in orders if each.payload.get("id") == command.id), ""
         )
+    # Of a run that is paused nobody knows when it goes on.
+    is_paused = coordinator is not None and coordinator.phase == views.PAUSED
     off = view.controls.get("control") == "off"
     return Around(
         waited_s=waited_s,
         exchange_s=exchange_s,
         step=view.step,
-        pace_s=pace_s,
+        pace_s=None if is_paused else pace_s,
         world_size=view.world_size,
         handler=handler,
         handler_s=handler_s,

@@ -176,8 +176,9 @@ def plan_of(run: views.RunView, command: Command) -> Plan:
     around = around_of(run)
     change = check.change_of(command.name, command.payload, values_of(run))
     calls = run.controls.get("calls_per_exchange")
+    is_paused = run.coordinator is not None and run.coordinator.phase == views.PAUSED
     estimate = check.when(
-        step=run.step,
+        step=None if is_paused else run.step,
         pace_s=around.pace_s,
         calls_per_exchange=calls if isinstance(calls, int) else None,
         poll_s=_INBOX_POLL_S,

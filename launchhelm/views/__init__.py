@@ -10,11 +10,12 @@ from launchhelm.views.participants import ParticipantView
 from launchhelm.views.points import Point
 from launchhelm.views.run import AttemptView, Losses, RunView, open_run
 from launchhelm.views.runs import RunSummary, find_run, runs
-from launchhelm.views.state import RANK_STATES, RUN_STATES, RunState
+from launchhelm.views.state import PAUSED, RANK_STATES, RUN_STATES, RunState
 
 __all__ = [
     "BEAT_S",
     "LATE_S",
+    "PAUSED",
     "RANK_STATES",
     "RUN_STATES",
     "SILENT_S",

@@ -22,6 +22,9 @@ RUN_STATES: Final = (
     "unreadable",
 )
 RANK_STATES: Final = tuple(_wording.RANK_MARKS)
+PAUSED: Final = "paused"
+"""Phase of a process that waits at a control point since it was told to."""
+
 OVER: Final = frozenset({"finished", "failed", "stopped"})
 
 _NO_STEP_S: Final = 60.0
@@ -100,10 +103,13 @@ def run_state(
     counts = Counter(row.state for row in rows)
     stuck_s = no_step.seconds if no_step is not None else 0.0
     # A process that is busy or paused makes no steps, and that is no exception.
-    if counts["busy"] or stuck_s < _NO_STEP_S or any(row.phase == "paused" for row in rows):
+    paused = [row.phase == PAUSED for row in alive]
+    if counts["busy"] or stuck_s < _NO_STEP_S or any(paused):
         stuck_s = 0.0
     exceptions = {word: counts[word] for word in _ORDER if counts[word]}
-    return RunState("running", _wording.running_text(exceptions, stuck_s or None), by_host_clock)
+    paused_at = front if paused and all(paused) else None
+    text = _wording.running_text(exceptions, stuck_s or None, paused_at=paused_at)
+    return RunState("running", text, by_host_clock)
 
 
 def _over(rows: Sequence[ParticipantView], started_at: float) -> RunState | None:

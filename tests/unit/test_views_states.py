@@ -584,3 +584,15 @@ def test_a_half_written_beat_is_read_when_it_is_whole(tmp_path: Path, clock: Fak
     writer.journal.write_bytes(after)
     view.refresh()
     assert view.step == 99
+
+
+def test_a_run_whose_ranks_are_all_paused_says_so_and_at_which_step(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    run = RunBuilder(tmp_path, world_size=2)
+    writers = started(run, 2)
+    beat(writers[:1], clock, 10, phase="paused")
+    assert look(run, clock).state.text == "running"
+    beat(writers[1:], clock, 10, phase="paused")
+    state = look(run, clock).state
+    assert (state.word, state.text) == ("running", "paused at step 10")

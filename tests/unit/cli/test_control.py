@@ -121,6 +121,15 @@ def test_check_says_what_would_change_and_writes_nothing(run: MadeRun, cli: Cli)
     assert commands_in(run.path) == []
 
 
+def test_of_a_run_that_is_paused_no_step_and_no_time_is_foreseen(run: MadeRun, cli: Cli) -> None:
+    for journal in run.journals:
+        journal.beat(400, 2, step_time_ms=5.0, phase="paused")
+    ran = cli("control", "ddp-run", "lr", "scale=0.5", "--check")
+    assert ran.out.splitlines()[-1] == "at the next control point, on 2 processes."
+    assert "paused at step 400" in cli("show", "ddp-run").out
+    assert "paused at step 400" in cli("ls").out
+
+
 @pytest.mark.parametrize("state", ["finished", "error", "terminated"])
 def test_a_run_that_has_ended_takes_no_command(root: Path, cli: Cli, state: str) -> None:
     run = MadeRun(root, "over").train().end(state)
