@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -65,6 +66,11 @@ def replay(run: views.RunView, other: str, arguments: argparse.Namespace, output
     for option in ("at_step", "last_step", "expect"):
         if getattr(arguments, option):
             raise UsageError(f"replay takes no --{option.replace('_', '-')}; see --offset.")
+    if arguments.scale_steps is not None and not 0 < arguments.scale_steps < math.inf:
+        raise UsageError(
+            f"--scale-steps takes a number above 0, got {arguments.scale_steps:g}.",
+            remedy="Write 2 where this run makes two steps for one of the other.",
+        )
     refusal = refusal_of(run)
     if refusal:
         return not_sent(refusal, output)
@@ -120,10 +126,19 @@ def _follow(
 def _plan(run: views.RunView, other: str, arguments: argparse.Namespace) -> Iterator[_Entry]:
     only, but = (set(filter(None, (each or "").split(","))) for each in _names(arguments))
     scale = 1.0 if arguments.scale_steps is None else arguments.scale_steps
+    ledger = list(_ledger(other, arguments))
+    known = dict.fromkeys(str(said["name"]) for _, said in ledger if said["name"] not in ORDERS)
+    for option, names in (("only", only), ("except", but)):
+        unknown = names - known.keys() - run.capabilities.keys()
+        if unknown:
+            raise UsageError(
+                f"--{option}: there is no command of {_wording.listed(sorted(unknown))} to replay.",
+                remedy=f"There are commands of {_wording.listed(known)}.",
+            )
     done = {
         _id_of(each.replays) for each in run.commands if each.is_pending or each.state == "applied"
     }
-    for source, said in _ledger(other, arguments):
+    for source, said in ledger:
         name = str(said["name"])
         if name in ORDERS or (only and name not in only) or name in but:
             continue

@@ -89,6 +89,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     selector, name, fields = arranged(arguments.words)
     if name in SUBVERBS and fields:
         raise UsageError(f"control {name} takes a run and nothing else, got {fields[0]!r}.")
+    _require_sensible(arguments)
     if arguments.server is not None:
         return _remote(selector, name, fields, arguments, output)
     for each in _server.BESIDE:
@@ -105,6 +106,23 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if is_order:
         return _order(view, name, fields, arguments, output)
     return _control_give.give(view, name, fields, arguments, output)
+
+
+def _require_sensible(arguments: argparse.Namespace) -> None:
+    """Refuse a step that no run has, and a validity that is over at once.
+
+    Raises:
+        UsageError: Such an option was given.
+    """
+    for option in ("at_step", "last_step"):
+        step = getattr(arguments, option)
+        if step is not None and step < 0:
+            said = option.replace("_", "-")
+            raise UsageError(f"--{said} takes a step from 0 on, got {step}.")
+    if arguments.valid_for == 0:
+        raise UsageError(
+            "--valid-for takes a time above 0, got 0.", remedy="For example --valid-for 30m."
+        )
 
 
 def _order(

@@ -154,6 +154,13 @@ def test_what_cannot_come_in_time_is_pointed_out(run: MadeRun, cli: Cli) -> None
     assert "it expires after 30 s, before that at the present pace" in slow.out
 
 
+@pytest.mark.parametrize("option", ["--at-step=-3", "--last-step=-1", "--valid-for=0"])
+def test_a_step_below_0_and_no_validity_are_usage(run: MadeRun, cli: Cli, option: str) -> None:
+    ran = cli("control", "ddp-run", "lr", "scale=0.5", option)
+    assert ran.code == 2 and option.partition("=")[0] in ran.err
+    assert commands_in(run.path) == []
+
+
 # Revert -------------------------------------------------------------------------------------
 
 
@@ -332,6 +339,24 @@ def test_steps_are_scaled_then_moved_and_controls_chosen(
     words = ("--scale-steps=0.5", "--offset=300", "--only=lr,set_kl", "--except=set_kl")
     ran = cli("control", "ddp-run", "replay", str(ledger), *words, "--check", "--json")
     assert [(it["step"], it["text"]) for it in ran.lines] == [(450, ""), (550, "")]
+
+
+@pytest.mark.parametrize(
+    ("option", "fix"),
+    [
+        ("--only=lr,nosuch", "There are commands of lr, set_kl, set_gone"),
+        ("--except=nosuch", "no command of nosuch"),
+        ("--scale-steps=-1", "a number above 0, got -1"),
+        ("--scale-steps=0", "a number above 0, got 0"),
+        ("--scale-steps=nan", "a number above 0, got nan"),
+    ],
+)
+def test_what_a_replay_cannot_mean_is_usage_with_the_fix(
+    run: MadeRun, cli: Cli, ledger: Path, option: str, fix: str
+) -> None:
+    ran = cli("control", "ddp-run", "replay", str(ledger), option)
+    assert ran.code == 2 and fix in ran.err
+    assert commands_in(run.path) == []
 
 
 def test_a_replay_ends_with_how_much_was_applied_and_where(
