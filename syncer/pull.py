@@ -251,7 +251,8 @@ class RunPull:
         """Say why nothing is asked for now, or would have no effect; "" when all is well."""
         said = self._push.silence or self.trouble
         if not said and self._hands:
-            said = f"command {next(iter(self._hands))} is under way, and the next one waits for it"
+            id_ = next(iter(self._hands))
+            said = f"at the last look command {id_} was under way, and the next one waits for it"
         return said or ("the run was not looked at for a minute" if self._has_lapsed else "")
 
     def _sleep(self, seconds: float) -> None:

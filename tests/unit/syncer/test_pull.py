@@ -640,7 +640,7 @@ def test_what_stands_in_the_way_is_noted_after_each_turn(rig: Rig) -> None:
     off, refusal, busy = changes[1], changes[3], changes[5]
     assert changes == ["", off, "", refusal, "", busy]
     assert off == "control is off in the run: rank 3 left" and "refuses the key" in refusal
-    assert busy == f"command {ID} is under way, and the next one waits for it"
+    assert busy == f"at the last look command {ID} was under way, and the next one waits for it"
     assert said.count(refusal) >= 2, "as long as nothing was asked since"
     assert all(at is not None for _, at in rig.speaker.notes)
 
