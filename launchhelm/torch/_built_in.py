@@ -25,6 +25,7 @@ ON_STOP: Final = ("flag", "raise")
 def require_watchable(
     optimizer: Any,
     scheduler: Any,
+    scaler: Any,
     controls: Sequence[str],
     eval_fn: object,
     on_stop: str,
@@ -33,7 +34,8 @@ def require_watchable(
 
     Raises:
         ValueError: An unknown control, `eval` without a function, or another `on_stop`.
-        TypeError: The optimizer has no param_groups, the scheduler no step, eval_fn is no function.
+        TypeError: The optimizer has no param_groups, the scheduler no step, the scaler no
+            get_scale, or eval_fn is no function.
     """
     for name in controls:
         if name not in KNOWN_CONTROLS:
@@ -43,6 +45,8 @@ def require_watchable(
         raise TypeError(f"A {type(optimizer).__name__} has no param_groups to watch.")
     if scheduler is not None and not callable(getattr(scheduler, "step", None)):
         raise TypeError(f"A {type(scheduler).__name__} has no step() to follow.")
+    if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
+        raise TypeError(f"A {type(scaler).__name__} has no get_scale(), as a gradient scaler has.")
     if eval_fn is not None and not callable(eval_fn):
         raise TypeError(f"eval_fn must be a function, got {type(eval_fn).__name__}.")
     if eval_fn is None and "eval" in controls:

@@ -8,7 +8,7 @@ recorder's thread later.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -61,10 +61,33 @@ def taken(value: Any) -> Any:
     return value.item() if value.device.type == "cpu" else DeviceValue(value)
 
 
-class Series:
-    """Builds the built-in metrics of one logging rank."""
+def counted(name: str, value: Any) -> Any:
+    """Return a count that a script gave: a number, a tensor of one element, or None.
 
-    def __init__(self) -> None:
+    Raises:
+        TypeError: It is something else.
+    """
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, torch.Tensor):
+        if value.numel() == 1 and not value.is_complex():
+            return value.detach()
+    elif hasattr(value, "__float__"):
+        return float(value)
+    raise TypeError(f"{name} must be a number, got {value!r:.100}; use int(...).")
+
+
+class Series:
+    """Builds the built-in metrics of one logging rank.
+
+    Args:
+        fault: Told of what could not be read, and why; the rest is kept.
+    """
+
+    def __init__(
+        self, fault: Callable[[str, Exception], object] = lambda what, error: None
+    ) -> None:
+        self._fault = fault
         self.log_every = 1
         self.grad_norm: float | None = None
         self.skipped_steps: int | None = None
@@ -108,23 +131,49 @@ class Series:
         body: dict[str, Any] = {}
         if due and metrics:
             for name, value in metrics.items():
-                body[name] = taken(value)
+                self._try("metrics", self._take, name, value, body)
         if due and loss is not None:
-            body["train/loss"] = taken(loss)
+            self._try("loss", self._take_loss, loss, body)
         if due and self.grad_norm is not None:
             body["optim/grad_norm"] = self.grad_norm
         if due and self.skipped_steps is not None:
             body["optim/skipped_steps"] = self.skipped_steps
         if self._optimizer is not None:
-            self._rates("lr", body, due)
-            self._rates("weight_decay", body, due)
-        self._pace(now, samples, tokens, body, due)
+            self._try("lr", self._rates, "lr", body, due)
+            self._try("weight decay", self._rates, "weight_decay", body, due)
+        samples, tokens = self._count("samples", samples), self._count("tokens", tokens)
+        self._try("pace", self._pace, now, samples, tokens, body, due)
         if due:
-            if self._has_cuda and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-                body["cuda/max_memory_allocated_bytes"] = torch.cuda.max_memory_allocated()
-            if self._scaler is not None:
-                body["loss_scale"] = _loss_scale(self._scaler)
+            self._try("loss scale", self._state, body)
         return body
+
+    def _try(self, what: str, part: Callable[..., None], *arguments: Any) -> None:
+        """Let one part of the record fail alone."""
+        try:
+            part(*arguments)
+        except Exception as error:  # Training goes on, and so does the rest of the record.
+            self._fault(what, error)
+
+    def _count(self, name: str, value: Any) -> Any:
+        try:
+            return counted(name, value)
+        except Exception as error:
+            self._fault(name, error)
+        return None
+
+    def _take(self, name: str, value: Any, body: dict[str, Any]) -> None:
+        body[name] = taken(value)
+
+    def _take_loss(self, loss: Any, body: dict[str, Any]) -> None:
+        if not hasattr(loss, "__float__"):  # A first loss that is text would make all texts.
+            raise TypeError(f"loss must be a number or a tensor, got {loss!r:.100}.")
+        body["train/loss"] = taken(loss)
+
+    def _state(self, body: dict[str, Any]) -> None:
+        if self._has_cuda and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            body["cuda/max_memory_allocated_bytes"] = torch.cuda.max_memory_allocated()
+        if self._scaler is not None:
+            body["loss_scale"] = _loss_scale(self._scaler)
 
     def _rates(self, field: str, body: dict[str, Any], due: bool) -> None:
         """Log one list when it is due or has changed; a tensor's version tells of a change."""
@@ -166,9 +215,9 @@ class Series:
         body["perf/step_time_s"] = elapsed / self._window_calls
         if elapsed > 0:
             if samples is not None:
-                body["perf/samples_per_s"] = counts["samples"] / elapsed
+                body["perf/samples_per_s"] = taken(counts["samples"] / elapsed)
             if tokens is not None:
-                body["perf/tokens_per_s"] = counts["tokens"] / elapsed
+                body["perf/tokens_per_s"] = taken(counts["tokens"] / elapsed)
         self._window_from = now
         self._window_calls = 0
         counts["samples"] = counts["tokens"] = 0.0

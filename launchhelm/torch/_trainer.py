@@ -86,7 +86,9 @@ class Trainer:
         self._desk: TrainingDesk | None = None
         if control.is_coordinator and not control_off:
             self._desk = TrainingDesk(run.desk)
-        self._series = Series() if control.is_coordinator or log_ranks == "all" else None
+        self._series: Series | None = None
+        if control.is_coordinator or log_ranks == "all":
+            self._series = Series(self._fault)
         self._progress = run.recorder.progress
         self._exchange: Exchange | None = None
         notice = _noticing(run, control.is_coordinator)
@@ -193,11 +195,11 @@ class Trainer:
 
         Raises:
             ValueError: An unknown control or `on_stop`, `eval` without eval_fn, log_every below 1.
-            TypeError: The optimizer has no param_groups, the scheduler no step, eval_fn is no
-                function.
+            TypeError: The optimizer has no param_groups, the scheduler no step, the scaler no
+                get_scale, or eval_fn is no function.
         """
         wanted = tuple(controls)
-        require_watchable(optimizer, scheduler, wanted, eval_fn, on_stop)
+        require_watchable(optimizer, scheduler, scaler, wanted, eval_fn, on_stop)
         if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 1:
             raise ValueError(f"log_every must be an integer of at least 1, got {log_every!r}.")
         # Clipping is part of training and goes on after the end of the run.
@@ -229,7 +231,8 @@ class Trainer:
         Args:
             step: Its number; default: one more than the last.
             loss: A number or a tensor on any device; it is neither kept nor waited for.
-            samples: How many samples this rank's step saw.
+            samples: How many samples this rank's step saw. As for every value, what is no number is
+                left out, counted, and warned of once.
             tokens: How many tokens this rank's step saw.
             metrics: More values to log.
 
@@ -237,7 +240,7 @@ class Trainer:
             DivergedStateError: A command ended differently on some rank; raised on every rank, and
                 again by each later call, unless on_partial_failure="continue".
             TrainingStopped: A `stop` command has landed; with watch(on_stop="raise") only.
-            TypeError: The step is no int, or a metric's name no string.
+            TypeError: The step is no int, metrics no mapping, or a metric's name no string.
         """
         if self._has_ended:
             return
@@ -249,6 +252,9 @@ class Trainer:
             number = int(step)
         else:
             raise TypeError(f"step must be an int, got {type(step).__name__}; use int(step).")
+        if metrics is not None and not hasattr(metrics, "items"):
+            got = type(metrics).__name__
+            raise TypeError(f"metrics must be a mapping of names to values, got {got}.")
         self._step = number
         if self._has_new_control:
             self._tell_undone()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import SGD
@@ -112,6 +114,40 @@ def test_rates_of_work_are_means_over_the_window() -> None:
         "perf/samples_per_s": 8.0,
         "perf/tokens_per_s": 10.0,
     }
+
+
+def test_a_part_that_cannot_be_read_is_told_and_costs_no_other() -> None:
+    class Broken:
+        def get_scale(self) -> float:
+            raise RuntimeError("the scaler's own")
+
+    faults: list[str] = []
+    series = Series(lambda what, error: faults.append(f"{what}: {error}"))
+    series.watch(optimizer(0.1), Broken(), log_every=1)
+    at(series, 1, 0.0)
+    odd = at(series, 2, 1.0, loss="1.5", samples="5", tokens=8, metrics={"b": 2})
+    assert odd == {
+        "b": 2,
+        "optim/lr/group0": 0.1,
+        "optim/weight_decay/group0": 0,
+        "perf/step_time_s": 1.0,
+        "perf/tokens_per_s": 8.0,
+    }
+    assert [text.split(":")[0] for text in faults] == [
+        "loss scale",
+        "loss",
+        "samples",
+        "loss scale",
+    ]
+    assert "samples must be a number, got '5'; use int(...)." in faults[2]
+    assert at(series, 3, 2.0, samples=4)["perf/samples_per_s"] == 4.0
+
+
+@pytest.mark.parametrize("count", [5, 5.0, torch.tensor([5]), np.int64(5), Fraction(5)])
+def test_a_count_may_be_any_number(count: Any) -> None:
+    series = Series()
+    at(series, 1, 0.0, samples=count)
+    assert at(series, 2, 1.0, samples=count)["perf/samples_per_s"] == 5.0
 
 
 def test_two_calls_at_the_same_instant_have_no_rate() -> None:

@@ -84,6 +84,7 @@ def test_wrong_arguments_of_init_are_refused_and_nothing_is_written(
         ({"log_every": 2.0}, ValueError),
         ({"optimizer": object()}, TypeError),
         ({"scheduler": object()}, TypeError),
+        ({"scaler": 3}, TypeError),
     ],
 )
 def test_wrong_arguments_of_watch_are_refused(
@@ -157,6 +158,8 @@ def test_odd_values_are_left_out_and_never_raise(
     run = on_disk(trainer)
     assert [step for step, _ in series(run, "train/loss")] == [3]
     assert (3, 2) in series(run, "good")
+    with pytest.raises(TypeError, match="metrics must be a mapping"):
+        trainer.step(metrics=["good"])  # type: ignore[arg-type]
 
 
 def test_reduced_metrics_of_one_process_are_its_own(trainer: lht.Trainer) -> None:
