@@ -131,7 +131,8 @@ def wait(
             return _still_waiting(view, command, run, waited_s, output)
         if now - said_at >= WORD_EVERY_S:
             said_at = now
-            output.say(str(outcome_text(_Sent.of(view, command), around_of(run, waited_s))))
+            around = around_of(run, waited_s, command=view)
+            output.say(str(outcome_text(_Sent.of(view, command), around)))
         pause_s = min(_SLOWEST_POLL_S, max(_POLL_S, _POLL_SHARE * cost_s))
         if timeout_s is not None:
             pause_s = max(0.0, min(pause_s, began + timeout_s - time.monotonic()))
