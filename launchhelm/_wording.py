@@ -108,7 +108,6 @@ class Around:
         control_off: Why controlling is off, when it is.
         run_over: Why nobody will answer, for example "the run finished".
         run_closed: No attempt can come after that.
-        taken: The rank 0 that answers, or would have, has taken it from the inbox.
         cancelled_by: Who cancelled it.
         reverted_by: What undid the value later, for example "restore at step 13,900, attempt 3".
         diverged: (rank, value text) of ranks that show another effective value, and what
@@ -127,7 +126,6 @@ class Around:
     control_off: str = ""
     run_over: str = ""
     run_closed: bool = False
-    taken: bool = False
     cancelled_by: str = ""
     reverted_by: str = ""
     diverged: Sequence[tuple[int, str]] = field(default_factory=tuple)
@@ -226,7 +224,7 @@ def _waiting(command: CommandLike, around: Around, *, picked_up: bool) -> Senten
         then = "a next attempt gets it while it is valid, else it expires"
         if around.run_closed:
             then = "nothing takes it any more, and nothing has changed"
-        elif picked_up or around.taken:
+        elif picked_up:
             then = "rank 0 that had taken it is gone, so that a next attempt rejects it"
             then += " (`runtime_restart`)"
         return Sentence("Waiting", f": {around.run_over}; {then}", mark="◆")

@@ -64,7 +64,6 @@ def around_of(
         control_off=str(view.controls.get("why") or "no reason reported") if off else "",
         run_over=f"the run has ended ({view.state.text})" if view.state.is_over else "",
         run_closed=view.state.is_closed,
-        taken=command is not None and command.state == "taken",
     )
 
 

@@ -131,8 +131,7 @@ def wait(
             return _still_waiting(view, command, run, waited_s, output)
         if now - said_at >= WORD_EVERY_S:
             said_at = now
-            around = around_of(run, waited_s, command=view)
-            output.say(str(outcome_text(_Sent.of(view, command), around)))
+            output.say(str(outcome_text(_Sent.of(view, command), around_of(run, waited_s))))
         pause_s = min(_SLOWEST_POLL_S, max(_POLL_S, _POLL_SHARE * cost_s))
         if timeout_s is not None:
             pause_s = max(0.0, min(pause_s, began + timeout_s - time.monotonic()))
@@ -176,7 +175,7 @@ def _still_waiting(
     waited_s: float,
     output: Output,
 ) -> int:
-    around = around_of(run, waited_s, command=view)
+    around = around_of(run, waited_s)
     sentence = outcome_text(_Sent.of(view, command), around)
     if output.json:
         document = {"id": command.id, "name": command.name, "state": "written"}

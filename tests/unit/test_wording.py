@@ -175,13 +175,7 @@ def test_each_evidence_has_its_sentence(sentence: str, expected: str) -> None:
             "valid, else it expires",
         ),
         (
-            Around(run_over="the run has ended (failed on rank 0)", taken=True),
-            None,
-            "Waiting: the run has ended (failed on rank 0); rank 0 that had taken it is gone, so "
-            "that a next attempt rejects it (`runtime_restart`)",
-        ),
-        (
-            Around(run_over="the run has ended (finished after 2 h)", run_closed=True, taken=True),
+            Around(run_over="the run has ended (finished after 2 h)", run_closed=True),
             None,
             "Waiting: the run has ended (finished after 2 h); nothing takes it any more, and "
             "nothing has changed",

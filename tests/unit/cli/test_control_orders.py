@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import pytest
 
 from launchhelm.cli._control_revert import _CannotUndo, steps_back
 from launchhelm.controls import schema
-from launchhelm.records import Command, Outcome, WriterId
+from launchhelm.records import Command, Outcome
 from launchhelm.store import inbox
-from launchhelm.store.layout import parse_command
 from launchhelm.views import CommandState, CommandView
 from tests.support.cli_runs import Coordinator, MadeRun, commands_in
 from tests.unit.cli.conftest import Cli
@@ -92,11 +90,8 @@ def test_a_run_that_is_closed_takes_no_order_to_cancel(run: MadeRun, cli: Cli) -
 def test_a_command_that_a_dead_rank_0_had_taken_is_not_promised_to_a_next_attempt(
     run: MadeRun, cli: Cli
 ) -> None:
-    new = inbox.send(run.path, Command("abcdef", "lr", {"scale": 0.5}))
+    told(run, "abcdef", "lr", {"scale": 0.5}, "claimed")
     inbox.send(run.path, Command("fedcba", "lr", {"scale": 0.5}))
-    name = parse_command(new.name)
-    assert name is not None
-    new.rename(new.with_name(str(replace(name, taken_by=WriterId(0, 1, "deadbeef")))))
     run.end("error", "killed")
     texts = {it["id"]: it["text"] for it in cli("control", "ddp-run", "log", "--json").lines}
     assert "rejects it (`runtime_restart`)" in texts["abcdef"]
