@@ -34,7 +34,7 @@ class Controls:
 
         Raises:
             TypeError: A parameter whose annotation has no schema.
-            ValueError: A name that does not match the rule.
+            ValueError: A name that does not match the rule, or that of a Trainer's control.
         """
 
         def offer(function: Function) -> Function:

@@ -58,6 +58,8 @@ class Service:
         self.reported: tuple[int, int] | None = None
         self.training: Offer | None = None
         """Takes the capabilities of the training safe point, where a Trainer runs the handlers."""
+        self.is_control: Callable[[str], bool] = lambda name: False
+        """Whether a Trainer offers a control of that name, which no handler may replace."""
         self.last_applied: dict[str, str] | None = None
         self.last_result: Any = None  # Any: whatever the handler returned.
 
@@ -68,15 +70,28 @@ class Service:
 
         Raises:
             TypeError: The handler cannot be called.
-            ValueError: A bad name, safe point or schema.
+            ValueError: A bad name, safe point or schema, or the name of a Trainer's control.
         """
         if not callable(handler):
             raise TypeError(f"The handler of {capability.name!r} cannot be called.")
+        if self.is_control(capability.name):
+            raise ValueError(
+                f"There is a control {capability.name!r} already; give the command another name."
+            )
         document = self._desk.register(capability, validate=validate)
         if self.training is not None and TRAINING_SAFE_POINT in capability.safe_points:
             self.training(capability, handler, validate)
         self._handlers[capability.name] = handler
         return document
+
+    def require_free(self, name: str) -> None:
+        """Refuse a control that would replace a command of the script.
+
+        Raises:
+            ValueError: There is a command of that name.
+        """
+        if name in self._handlers:
+            raise ValueError(f"There is a command {name!r} already; give that another name.")
 
     def report_applied_on(self, count: int, of: int) -> None:
         """Say how many participants a handler changed; the last word counts.

@@ -91,6 +91,15 @@ class BuiltIn:
         self._log = log
         self._notice = notice
 
+    def names(self, wanted: Sequence[str], eval_fn: object) -> set[str]:
+        """Return which controls `watch` offers."""
+        names = {*wanted, *self.always} - {"checkpoint"}
+        if "pause" in names:
+            names.add("resume")  # Whoever can pause must be able to go on.
+        if eval_fn is not None:
+            names.add(Evaluation.name)
+        return names
+
     def watch(
         self,
         model: Any,
@@ -108,13 +117,10 @@ class BuiltIn:
             Dropout(self.sites),
             *(FlowControl(name, self.flow) for name in FLOW_CONTROLS),
         ]
-        names = {*wanted, *self.always}
-        if "pause" in names:
-            names.add("resume")  # Whoever can pause must be able to go on.
+        names = self.names(wanted, eval_fn)
         if eval_fn is None:
             self._withdraw(Evaluation.name)
         else:
-            names.add(Evaluation.name)
             controls.append(Evaluation(eval_fn, model, self._log, self._notice))
         for control in controls:
             if control.name in names:

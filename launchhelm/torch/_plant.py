@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from launchhelm.torch._controls import Control, Payload, StateControl, canonical
+from launchhelm.torch._custom import Custom
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,14 @@ class Plant:
             self._states[control.name] = control
 
     def remove(self, name: str) -> None:
-        """Forget a control, if it is there."""
-        self._controls.pop(name, None)
-        self._states.pop(name, None)
+        """Forget a control, if it is there and no command of the script."""
+        if self.is_control(name):
+            self._controls.pop(name, None)
+            self._states.pop(name, None)
+
+    def is_control(self, name: str) -> bool:
+        """Whether there is a control of that name which is no command of the script."""
+        return name in self._controls and not isinstance(self._controls[name], Custom)
 
     def __contains__(self, name: str) -> bool:
         return name in self._controls

@@ -133,6 +133,7 @@ class Trainer:
         if not control_off:
             self._offer(Ping())
             run.service.training = self._offer_custom
+            run.service.is_control = self._plant.is_control
         # However this process ends, the run's end is where the other ranks are told.
         run.before_finish(self._leave)
 
@@ -194,7 +195,8 @@ class Trainer:
                 raises TrainingStopped in `step`, on every rank.
 
         Raises:
-            ValueError: An unknown control or `on_stop`, `eval` without eval_fn, log_every below 1.
+            ValueError: An unknown control or `on_stop`, `eval` without eval_fn, log_every below 1,
+                or a control that is called as a command of the script.
             TypeError: The optimizer has no param_groups, the scheduler no step, the scaler no
                 get_scale, or eval_fn is no function.
         """
@@ -202,6 +204,8 @@ class Trainer:
         require_watchable(optimizer, scheduler, scaler, wanted, eval_fn, on_stop)
         if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 1:
             raise ValueError(f"log_every must be an integer of at least 1, got {log_every!r}.")
+        for name in sorted(self._built_in.names(wanted, eval_fn)):
+            self.run.service.require_free(name)
         # Clipping is part of training and goes on after the end of the run.
         self._clipping.watch(model, optimizer, scaler)
         if self._has_ended:
@@ -480,7 +484,8 @@ class Trainer:
             change alone is not kept: an attempt that starts without it says so.
 
         Raises:
-            ValueError: A bad or repeated name, or limits that do not fit the default.
+            ValueError: A bad or repeated name, one of a command of the script, or limits that do
+                not fit the default.
             TypeError: The default is no bool, int, float or str.
         """
         made = Tunable(name, default, minimum=minimum, maximum=maximum, choices=choices)
@@ -488,6 +493,7 @@ class Trainer:
             return made
         if name in self._tunables:
             raise ValueError(f"There is a tunable {name!r} already.")
+        self.run.service.require_free(f"set_{name}")
         self._tunables[name] = made
         if name in self._kept_tunables:
             problem = made.problem(self._kept_tunables[name])

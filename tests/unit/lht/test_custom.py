@@ -96,3 +96,29 @@ def test_what_is_returned_never_undoes_that_the_command_was_applied(trainer: lht
     outcome = commanded(trainer, "odd")
     assert (outcome.state, outcome.message) == ("applied", "")
     assert outcome.result == {"loss": 1.0, "nan": {"$number": "nonfinite", "value": "nan"}}
+
+
+def test_a_command_and_a_control_of_one_name_are_refused_whichever_comes_second(
+    trainer: lht.Trainer,
+) -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def command(name: str, safe_point: str = "lht") -> None:
+        trainer.run.command(safe_point, name=name)(lambda: {"by": "script"})
+
+    command("lr")
+    command("dropout")
+    with pytest.raises(ValueError, match="command 'dropout' already"):
+        trainer.watch(model, optimizer, controls=("dropout",))
+    trainer.watch(model, optimizer, controls=("weight_decay",))
+    # What watch does not offer is free for the script, and stays its own.
+    assert commanded(trainer, "lr").result == {"by": "script"}
+    command("set_depth", "after_step")
+    with pytest.raises(ValueError, match="command 'set_depth' already"):
+        trainer.tunable("depth", 3)
+    trainer.tunable("width", 3)
+    for name in ("weight_decay", "set_width", "ping"):
+        with pytest.raises(ValueError, match=f"control '{name}' already"):
+            command(name, "after_step")
+    assert commanded(trainer, "set_width", {"value": 4}).state == "applied"
