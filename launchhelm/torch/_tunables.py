@@ -85,14 +85,14 @@ class Tunable:
         self._value = self._type(value)
 
     def input_schema(self) -> Mapping[str, Any]:
-        """Return the schema of `set_<name>`; an integer's maximum is only checked here."""
+        """Return the schema of `set_<name>`."""
         if self._type is bool:
             node = schema.boolean()
         elif self._type is str:
             node = schema.text() if self.choices is None else schema.choice(self.choices)
         else:
             node = schema.number(integer=self._type is int)
-            bounds = {"min": self.minimum, "max": self.maximum if self._type is float else None}
+            bounds = {"min": self.minimum, "max": self.maximum}
             texts = {word: _decimal(bound) for word, bound in bounds.items() if bound is not None}
             if texts:
                 node["bounds"] = texts

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from launchhelm.controls import schema
 from launchhelm.torch._tunables import Tunable, TunableControl
 
 
@@ -95,6 +96,8 @@ def test_bounds_are_inclusive() -> None:
     tunable = Tunable("x", 1, minimum=1, maximum=9)
     control = TunableControl(tunable)
     assert control.problem({"value": 1}) == control.problem({"value": 9}) == ""
+    assert schema.check(control.input_schema, {"value": 9}) == ""
+    assert "at most 9" in schema.check(control.input_schema, {"value": 10})
 
 
 def test_tiny_bounds_are_written_as_plain_decimal_text() -> None:
