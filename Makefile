@@ -15,12 +15,9 @@ BENCHMARKS := logging idle memory reading control_point command_latency server_l
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
-# What trains on several processes, or kills some, has the machine to itself.
-SIDE_BY_SIDE := tests/contract tests/tidy tests/typing tests/unit
-
+# Most tests wait for processes most of the time, so two go side by side.
 test: $(READY)
-	$(PYTEST) -q -n 2 --durations 15 $(SIDE_BY_SIDE)
-	$(PYTEST) -q --durations 25 $(SIDE_BY_SIDE:%=--ignore %)
+	$(PYTEST) -q -n 2 --dist worksteal --durations 25
 
 # `test` runs the examples and the tests of the docs too; `examples` and `docs` are those alone.
 check: format lint types test wheel
