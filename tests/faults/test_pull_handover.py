@@ -134,7 +134,7 @@ def test_a_service_goes_on_where_rank_0_was_killed_with_its_thread(
         desk = Desk(server, job.directory.name)
         with sync.watching(root):
             command = desk.submit("set_lr", {"lr": 0.5})
-            assert job.process.wait(150) == -signal.SIGKILL
+            assert job.process.wait(100) == -signal.SIGKILL
             ended = desk.ended(command)
     desk.close()
     assert (ended["execution"], ended["failure_code"]) in ends
