@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm._commands import CommandDesk, Ticket, Validate
-from launchhelm._results import as_result
+from launchhelm._run_results import as_result
 from launchhelm.commands import Handler
 from launchhelm.models import Capability, CommandContext, Document
 from launchhelm.records import TRAINING_SAFE_POINT, Command, Outcome

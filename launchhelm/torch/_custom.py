@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from launchhelm._commands import Validate
-from launchhelm._results import as_result
+from launchhelm._run_results import as_result
 from launchhelm._run_service import Service
 from launchhelm.commands import Handler
 from launchhelm.controls import schema

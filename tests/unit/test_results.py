@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from launchhelm._results import as_result
+from launchhelm._run_results import as_result
 
 
 @pytest.mark.parametrize(
