@@ -28,10 +28,17 @@ def test_a_hundred_kills_leave_every_point_once(
     tmp_path: Path, server: V1Server, deletes: bool
 ) -> None:
     # Who has lost its memory asks a lot before it sends; a worse network would let it do no more.
-    rate, work_s = (0.02, 15.0) if deletes else (0.25, 4.0)
+    rate, requests = (0.02, 40) if deletes else (0.25, 100)
     with Chaos(server.url, seed=17, rate=rate, budget=100_000) as chaos:
         storm = Storm(
-            tmp_path, server, chaos, seed=17, deletes=deletes, work_s=work_s, finish_s=FINISH_S
+            tmp_path,
+            server,
+            chaos,
+            seed=17,
+            deletes=deletes,
+            work_s=15.0,
+            requests=requests,
+            finish_s=FINISH_S,
         )
         while storm.counts["killed"] < KILLS:
             storm.round()

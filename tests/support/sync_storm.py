@@ -159,6 +159,7 @@ class Storm:
     Args:
         deletes: Whether the syncers' memory is deleted, and replaced by older copies, too.
         work_s: How long a syncer works at most, until it is killed.
+        requests: How many requests it makes at most until then; with memory lost, some more.
         finish_s: How long the last syncer may take.
     """
 
@@ -171,6 +172,7 @@ class Storm:
         seed: int,
         deletes: bool = True,
         work_s: float = 4.0,
+        requests: int = 40,
         finish_s: float = 60.0,
     ) -> None:
         self.job = Job(path / "runs")
@@ -182,6 +184,7 @@ class Storm:
         self._path = path
         self._deletes = deletes
         self._work_s = work_s
+        self._requests = requests
         self._finish_s = finish_s
         self._copy = path / "old-memory"
         self._log = (path / "syncers.log").open("ab")
@@ -212,8 +215,8 @@ class Storm:
             self.counts["competing"] += 1
         for syncer in working:
             # Who has no memory first asks the server for every stream that it has.
-            most = 40 + 60 * self.job.attempt if self._deletes else 40
-            self._work(syncer, choose.randint(0, most))
+            more = 60 * self.job.attempt if self._deletes else 0
+            self._work(syncer, choose.randint(0, self._requests + more))
             if choose.random() < 0.15 and self._deletes:
                 self._delete("deleted at work")
             self._kill(syncer)
