@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from syncer.server import lifecycle
-from tests.support.commanding import ENDED, Desk, training, wait
+from tests.support.commanding import Desk, is_final, training, wait
 from tests.support.pull_storm import Storm
 from tests.support.sync_command import SyncCommand, lease_of
 from tests.support.v1_server import PROJECT, v1_server
@@ -117,8 +117,3 @@ def progress(given: list[dict[str, Any]]) -> Callable[[], bool]:
     """Return what says whether there are more than now."""
     had = len(given)
     return lambda: len(given) > had
-
-
-def is_final(command: dict[str, Any]) -> bool:
-    """Whether somebody who knows has said what became of it."""
-    return command["execution"] in ENDED and command["failure_code"] != "lease_lost"

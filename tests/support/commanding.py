@@ -171,6 +171,11 @@ def wait(condition: Callable[[], T | None], what: str, limit_s: float = LIMIT_S)
     return answer
 
 
+def is_final(command: Mapping[str, Any]) -> bool:
+    """Whether somebody who knows has said what became of it."""
+    return command["execution"] in ENDED and command.get("failure_code") != "lease_lost"
+
+
 class Desk:
     """Whoever gives commands to one run, through the API alone."""
 

@@ -27,7 +27,7 @@ from syncer.api.answers import ApiError
 from syncer.api.client import Client
 from syncer.naming import CAPABILITY_LABEL, RUN_LABEL, WRITER_LABEL
 from tests.support import v1_server
-from tests.support.commanding import ENDED, wait
+from tests.support.commanding import ENDED, is_final, wait
 from tests.support.killed_job import CONTROL, PROJECT, QUICK, KilledJob, Raised, TorchrunJob
 from tests.support.pull_ledger import Truth
 from tests.support.sync_command import SyncCommand
@@ -354,11 +354,6 @@ class Storm:
         self.counts["refused at submit"] = self.commander.refused.total()
         self.counts["attempts"] = self.job.attempt
         return dict(sorted(self.counts.items()))
-
-
-def is_final(command: Mapping[str, Any]) -> bool:
-    """Whether somebody who knows has said what became of it."""
-    return command["execution"] in ENDED and command.get("failure_code") != "lease_lost"
 
 
 def contradictions(client: Client) -> list[dict[str, Any]]:
