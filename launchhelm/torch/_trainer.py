@@ -204,12 +204,12 @@ class Trainer:
         require_watchable(optimizer, scheduler, scaler, wanted, eval_fn, on_stop)
         if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 1:
             raise ValueError(f"log_every must be an integer of at least 1, got {log_every!r}.")
-        for name in sorted(self._built_in.names(wanted, eval_fn)):
-            self.run.service.require_free(name)
         # Clipping is part of training and goes on after the end of the run.
         self._clipping.watch(model, optimizer, scaler)
         if self._has_ended:
             return
+        for name in sorted(self._built_in.names(wanted, eval_fn)):
+            self.run.service.require_free(name)
         self._raises_stop = on_stop == "raise"
         try:
             self._built_in.watch(model, optimizer, scheduler, wanted, eval_fn)

@@ -465,7 +465,12 @@ def _no_group(rank: int, size: int, tell: Any, required: bool) -> Any:
     assert loop.links is not None
     loop.steps(1, 20)
     loop.exchange.finish()
-    return loop.report(why=loop.links.why, told=loop.links.broadcast_json({"run": rank}))
+    told = loop.links.broadcast_json({"run": rank})
+    tell("told")
+    deadline = time.monotonic() + 30.0
+    while not tell.told("told", size) and time.monotonic() < deadline:
+        time.sleep(0.05)  # Rank 0 has the store.
+    return loop.report(why=loop.links.why, told=told)
 
 
 @pytest.mark.parametrize("required", [False, True])

@@ -222,8 +222,7 @@ KINDS: Mapping[str, Sequence[Kind]] = {
     ),
     "set_depth": (
         _value("set_depth", 1, 5, 9),
-        _rejected("set_depth", {"value": 10}, {"value": 2**40}),
-        _refused("set_depth", {"value": 2.5}, {"value": 0}),
+        _refused("set_depth", {"value": 10}, {"value": 2**40}, {"value": 2.5}, {"value": 0}),
     ),
     "set_mode": (_value("set_mode", "plain", "noisy"), _refused("set_mode", {"value": "loud"})),
     "set_mixed": (_value("set_mixed", True, False), _refused("set_mixed", {"value": 1})),
