@@ -168,13 +168,13 @@ class RunPush:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether another syncer has taken over. For any thread.
+        """Whether the lease is not ours any more: taken over, or given back. For any thread.
 
         Raises:
             OSError: The lease cannot be looked at.
         """
         lease = self._lease
-        return lease is not None and lease.epoch is not None and not lease.still_mine()
+        return lease is not None and not lease.still_mine()
 
     @property
     def problems(self) -> list[str]:
