@@ -17,7 +17,7 @@ def test_kills_leave_every_command_with_one_outcome_on_which_ranks_run_and_serve
     tmp_path: Path,
 ) -> None:
     with Storm(tmp_path, seed=7, thread=True, service=True) as storm:
-        storm.rage({"syncer": 2, "rank 0": 2, "server": 1})
+        storm.rage({"syncer": 2, "rank 0": 1, "server": 1})
         counts = storm.check()
     print(counts)
     assert counts["ended: applied"] >= 1
