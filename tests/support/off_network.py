@@ -23,6 +23,7 @@ from pathlib import Path
 
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
+_PR_SET_DUMPABLE = 4
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 1
 
@@ -38,13 +39,15 @@ def why_not() -> str:
     return done.stderr.strip().rpartition("\n")[2]
 
 
-def _leave() -> None:
-    """Enter a network namespace.
+def leave() -> None:
+    """Take this process, which has one thread, into a network namespace of its own.
 
     Raises:
         OSError: This kernel or container allows none.
     """
     user, group = os.geteuid(), os.getegid()
+    # Who has just become another user may not write to its own /proc/self otherwise.
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
     try:
         _unshare(_CLONE_NEWNET)
     except PermissionError:
@@ -64,5 +67,5 @@ def _unshare(flags: int) -> None:
 
 
 if __name__ == "__main__":
-    _leave()
+    leave()
     os.execvp(sys.argv[1], sys.argv[1:])
