@@ -368,6 +368,20 @@ class Links:
             for row, size in zip(rows, sizes, strict=True)
         ]
 
+    def share_bytes(self, body: bytes) -> bytes:
+        """Pass bytes of the coordinator to every rank. Collective; raises as `all_reduce` does."""
+        size = torch.tensor([len(body)], dtype=torch.int64)
+        self.share_tensor(size)
+        own = torch.frombuffer(bytearray(body), dtype=torch.uint8) if self.rank == 0 else None
+        whole = torch.empty(int(size), dtype=torch.uint8) if own is None else own
+        self.share_tensor(whole)
+        return whole.numpy().tobytes()
+
+    def share_tensor(self, tensor: torch.Tensor) -> None:
+        """Overwrite a tensor on the CPU with the coordinator's. Collective; raises likewise."""
+        group = self._usable_data("broadcast")
+        self._wait_data(group.broadcast(tensor, 0, self._limit), "broadcast")
+
     def _usable_data(self, call: str) -> Group:
         if self._data_lost is not None:
             raise Unavailable(f"{call} has no more use: {self._data_lost.text}.")
