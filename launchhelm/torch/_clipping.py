@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from launchhelm.controls import schema
 from launchhelm.torch._controls import OneValue, Payload, is_number, is_positive
 from launchhelm.torch._groups import chain
-
-_ENGINES: Final = ("deepspeed", "fairscale", "megatron", "colossalai")
-"""Packages whose modules shard parameters in ways of their own."""
+from launchhelm.torch._wrapping import is_dtensor, is_fsdp1, unknown
 
 
 class Clipping:
@@ -132,28 +130,18 @@ class GradClip(OneValue):
 
 def obstacle(model: Any, optimizer: Any, world_size: int) -> str:
     """Return why gradients of this model cannot be clipped rightly, "" when they can."""
-    if _is_fsdp1(model):
+    if is_fsdp1(model):
         return ""  # The module itself knows how.
-    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
-        kind = type(module)
-        if _is_fsdp1(module):
-            return (
-                "part of the model is a FullyShardedDataParallel, and only the outermost module "
-                "can clip it; wrap the whole model."
-            )
-        if kind.__module__.split(".")[0] in _ENGINES:
-            return (
-                f"{kind.__name__} of {kind.__module__} shards parameters in its own way; use its "
-                "own setting for clipping."
-            )
-    kind = type(model)
-    inside = (
-        [name for name, _ in model.named_children()] if isinstance(model, torch.nn.Module) else []
-    )
-    if world_size > 1 and inside == ["module"] and not kind.__module__.startswith("torch."):
+    if isinstance(model, torch.nn.Module) and any(is_fsdp1(each) for each in model.modules()):
         return (
-            f"{kind.__module__}.{kind.__name__} is a wrapper that is not known here, and may shard "
-            "parameters; watch the module inside if every rank has whole gradients."
+            "part of the model is a FullyShardedDataParallel, and only the outermost module can "
+            "clip it; wrap the whole model."
+        )
+    why = unknown(model, world_size)
+    if why:
+        return (
+            f"{why}; use its own setting for clipping, or watch the module inside if every rank "
+            "has whole gradients."
         )
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -161,6 +149,11 @@ def obstacle(model: Any, optimizer: Any, world_size: int) -> str:
                 return (
                     f"a parameter is a {type(parameter).__name__}, one shard of many; watch the "
                     "FullyShardedDataParallel module."
+                )
+            if is_dtensor(parameter) and parameter.device_mesh.size() < world_size:
+                return (
+                    f"a parameter is sharded over {parameter.device_mesh.size()} of {world_size} "
+                    "ranks, and what the others hold is not known; clip by the parallel scheme."
                 )
     return ""
 
@@ -189,7 +182,7 @@ def clip(model: Any, optimizer: Any, limit: float | None) -> float:
     Returns:
         Their norm before that. Waits for the device; with shards, for the other ranks too.
     """
-    if _is_fsdp1(model):
+    if is_fsdp1(model):
         return float(model.clip_grad_norm_(math.inf if limit is None else limit))
     gradients = [
         parameter.grad
@@ -222,9 +215,3 @@ def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     norm = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]))
     whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     return whole
-
-
-def _is_fsdp1(module: Any) -> bool:
-    return hasattr(module, "_fsdp_wrapped_module") or (
-        type(module).__name__ == "FullyShardedDataParallel"
-    )

@@ -171,7 +171,9 @@ def load_full_state(
         whole = peers.shared(tensor)
         if path[0] == "model":
             return as_part(whole, own.get(path[1]))
-        part = as_part(whole, parameters[path[2]] if path[1] == "state" and own else None)
+        part = as_part(
+            whole, parameters[path[2]] if how != "fsdp1" and path[1] == "state" else None
+        )
         # An optimizer keeps the very tensors that it is given, for example those of a mapped file.
         return part.clone() if part is tensor else part
 
