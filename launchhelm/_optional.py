@@ -10,6 +10,7 @@ EXTRAS: Final = {
     "psutil": "launchhelm-offline[system]",
     "pynvml": "launchhelm-offline[system]",
     "torch": "launchhelm-offline[torch]",
+    "pyarrow": "launchhelm-offline[parquet]",
 }
 
 

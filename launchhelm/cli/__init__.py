@@ -28,6 +28,8 @@ VERBS: Final[Mapping[str, str]] = {
     "control": "change a running training, see what may be changed and what became of it",
     "sync": "send runs to a server, once or for good",
     "status": "what of which run is on which server, without a network",
+    "export": "a run as tables: CSV, JSON lines, Parquet",
+    "snapshot": "a consistent copy of a run, also while it writes",
     "clean": "remove old runs of which nothing would be lost",
     "serve": "a small server of your own, its keys and its backup",
 }

@@ -40,6 +40,9 @@ from launchhelm.store.segment import sealed_records
 PATIENCE_S: Final = 30.0
 """How long a hole may last before it is called a gap."""
 
+LOST: Final = ("not found", "not in the sealed segment")
+"""Why a reader itself calls something a gap; other words are the writer's."""
+
 _LISTINGS: Final = 4
 """A journal that vanished was sealed; so many new listings are tried within one poll."""
 
@@ -89,6 +92,7 @@ class Reader:
         ranks: Read the writers of these ranks only.
         newest_first: Read the newest attempt first, and the coordinator first within each. With a
             limit, what is being written now then never waits behind what old attempts left.
+        patience_s: How long a hole may last. 0 for files that nobody writes any more.
     """
 
     def __init__(
@@ -100,6 +104,7 @@ class Reader:
         kinds: Collection[str] | None = None,
         ranks: Collection[int] | None = None,
         newest_first: bool = False,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.cursor = Cursor.parse(cursor.text()) if cursor is not None else Cursor()
         self.gaps: list[Gap] = []
@@ -109,6 +114,7 @@ class Reader:
         self._wants_metrics = kinds is None or "m" in kinds
         self._ranks = frozenset(ranks) if ranks is not None else None
         self._newest_first = newest_first
+        self._patience_s = patience_s
         self._problems: dict[str, str] = {}
         self._holes: dict[WriterId, tuple[int, float]] = {}
         self._closed: dict[WriterId, int] = {}
@@ -186,7 +192,7 @@ class Reader:
             if progress.wanted == before and not self._may_pass(writer, before, vanished):
                 return vanished
             if progress.wanted == before:
-                self.gaps.append(Gap(writer, before, min(ahead) - 1, "not found"))
+                self.gaps.append(Gap(writer, before, min(ahead) - 1, LOST[0]))
                 progress.wanted = min(ahead)
 
     def _may_pass(self, writer: WriterId, wanted: int, vanished: bool) -> bool:
@@ -196,7 +202,7 @@ class Reader:
         if hole is None or hole[0] != wanted:
             self._holes[writer] = (wanted, now)
             return False
-        return now - hole[1] >= PATIENCE_S and not vanished
+        return now - hole[1] >= self._patience_s and not vanished
 
     def _read(
         self,
@@ -358,7 +364,7 @@ class Reader:
             self.gaps.append(Gap(record.writer, first, last, str(record.body.get("why", ""))))
 
     def _lost(self, writer: WriterId, first: int, last: int) -> None:
-        self.gaps.append(Gap(writer, first, last, "not in the sealed segment"))
+        self.gaps.append(Gap(writer, first, last, LOST[1]))
 
     def _understands(self, name: SegmentName, version: object) -> bool:
         if not isinstance(version, int) or version <= FORMAT:

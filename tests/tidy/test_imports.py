@@ -26,11 +26,13 @@ MAY_IMPORT = {
     "system": FLOOR,
     "run": RUN | {"system"},
     "torch": RUN | {"system"},
+    "export": BELOW_RUN | {"views"},
+    "snapshot": STORE | {"views"},
     "api": FLOOR,
     "syncer": STORE | {"values", "views", "api"},
     # Storage of its own, so that a mistake shared with the run directory cannot hide.
     "server": FLOOR | {"values", "controls", "api"},
-    "cli": RUN | {"system", "api", "syncer", "server"},
+    "cli": RUN | {"system", "export", "snapshot", "api", "syncer", "server"},
 }
 PART_OF = {
     **dict.fromkeys(
@@ -50,6 +52,8 @@ PART_OF = {
     ),
     **dict.fromkeys(("_recorder", "_buffer", "_drain", "_overflow"), "recorder"),
     "views": "views",
+    **dict.fromkeys(("export", "_export_files"), "export"),
+    "snapshot": "snapshot",
     "__main__": "cli",
     **{name: name for name in ("store", "controls", "values", "system", "torch", "cli")},
     **dict.fromkeys(
@@ -78,6 +82,7 @@ THIRD_PARTY = {
     "watchdog": {"syncer"},
     "starlette": {"server"},
     "uvicorn": {"server"},
+    "pyarrow": {"export"},
     "numpy": set(),
 }
 
