@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from launchhelm.commands import Schedule
     from launchhelm.errors import BufferFull, LaunchHelmError, RuntimeFenced
     from launchhelm.models import Capability, CommandContext, Document, Reference, Scope
+    from launchhelm.rich import Audio, Histogram, Image, Table, Text, Video
     from launchhelm.run import Run, init
     from launchhelm.runtime import Runtime
     from launchhelm.values import scalar
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Audio",
     "BufferFull",
     "Capability",
     "CommandContext",
     "Document",
+    "Histogram",
+    "Image",
     "LaunchHelmError",
     "Reference",
     "Run",
@@ -34,6 +38,9 @@ __all__ = [
     "RuntimeFenced",
     "Schedule",
     "Scope",
+    "Table",
+    "Text",
+    "Video",
     "__version__",
     "init",
     "scalar",
@@ -43,6 +50,7 @@ _HOMES = {
     "launchhelm.commands": ("Schedule",),
     "launchhelm.errors": ("BufferFull", "LaunchHelmError", "RuntimeFenced"),
     "launchhelm.models": ("Capability", "CommandContext", "Document", "Reference", "Scope"),
+    "launchhelm.rich": ("Audio", "Histogram", "Image", "Table", "Text", "Video"),
     "launchhelm.run": ("Run", "init"),
     "launchhelm.runtime": ("Runtime",),
     "launchhelm.values": ("scalar",),

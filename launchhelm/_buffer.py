@@ -192,7 +192,7 @@ def _size_of(entry: Entry) -> int:
 
 def _size(body: Mapping[str, Any]) -> int:
     """Estimate the memory of a body without looking deeper than its first two levels."""
-    size = _ENTRY_BYTES
+    size = _ENTRY_BYTES + getattr(body, "size_bytes", 0)  # Rich values know theirs.
     for value in body.values():
         size += _VALUE_BYTES
         if isinstance(value, str | bytes | list | tuple | dict):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Final
 
 from launchhelm.records import MetricValue
@@ -62,8 +62,14 @@ class Metrics:
         """Return the reductions that have seen a value."""
         return {name: kept for name, kept in self._reductions.items() if kept.count}
 
-    def admit(self, metrics: Mapping[str, object]) -> tuple[dict[str, MetricValue | Lazy], bool]:
+    def admit(
+        self, metrics: Mapping[str, object], rich: Container[object] = ()
+    ) -> tuple[dict[str, MetricValue | Lazy], bool]:
         """Return what can be recorded of one call, and whether that is all of it.
+
+        Args:
+            metrics: As given.
+            rich: Names of those that are recorded otherwise.
 
         Raises:
             TypeError: A name is not a string.
@@ -75,14 +81,18 @@ class Metrics:
                     f"({type(name).__name__}); use str()."
                 )
         admitted: dict[str, MetricValue | Lazy] = {}
+        is_whole = True
         for name, value in metrics.items():
+            if name in rich:
+                continue
             try:
                 kept = self._admit(str.__str__(name), value)
             except Exception as error:  # Protects training from any object that may be in here.
-                self._leave_out(name, f"{type(value).__name__}: {error}")
+                self.leave_out(name, f"{type(value).__name__}: {error}")
+                is_whole = False
                 continue
             admitted[str.__str__(name)] = kept
-        return admitted, len(admitted) == len(metrics)
+        return admitted, is_whole
 
     def _admit(self, name: str, value: object) -> MetricValue | Lazy:
         kind = self._kinds.get(name)
@@ -102,7 +112,8 @@ class Metrics:
             reduction.take(exact)
         return exact
 
-    def _leave_out(self, name: str, why: str) -> None:
+    def leave_out(self, name: str, why: str) -> None:
+        """Count a value that is not recorded, and tell of the first one."""
         if len(self.left_out) < MAX_KNOWN or name in self.left_out:
             self.left_out[name] += 1
         if self.left_out[name] == 1 and len(self.left_out) <= MAX_WARNINGS:

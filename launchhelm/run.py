@@ -34,7 +34,9 @@ from launchhelm._run_inert import NoRecorder
 from launchhelm._run_metrics import INT64, Metrics, as_dict
 from launchhelm._run_open import Ask, Opened, open_run
 from launchhelm._run_reading import Reads
+from launchhelm._run_rich import Rich, take_rich
 from launchhelm._run_service import Service
+from launchhelm._run_shelf import Shelf
 from launchhelm.errors import BufferFull
 from launchhelm.models import NIL, Document, Scope
 from launchhelm.records import Participant, WriterId
@@ -51,6 +53,8 @@ SIGNAL_BUDGET_S: Final = 2.0
 LOCAL_POLL_S: Final = 0.5
 NETWORK_POLL_S: Final = 1.0
 UNSEEN_MANIFEST_S: Final = 60.0
+MEDIA_SPOOL_BYTES: Final = 268_435_456
+"""The hosted SDK's limit of what waits for an upload. Here the disk is the limit."""
 
 _log = logging.getLogger("launchhelm")
 
@@ -67,7 +71,7 @@ def init(
     organization: str = "",
     client: object = None,
     state_dir: str | os.PathLike[str] | None = None,
-    media_spool_bytes: int = 268_435_456,
+    media_spool_bytes: int = MEDIA_SPOOL_BYTES,
     resume: str = "",
     project_id: str = "",
     participant_name: str = "",
@@ -91,8 +95,10 @@ def init(
             under names like key, token or password are masked on disk.
         state_dir: Root directory for runs; default LAUNCHHELM_DIR, else ./runs.
         resume: Id or exact title of a run to go on with, as a new attempt.
-        client, media_spool_bytes, organization, project_id: Accepted as the hosted SDK has them;
-            hints for a later sync.
+        media_spool_bytes: Less than the default limits the bytes of media that this process keeps;
+            further ones are dropped and counted.
+        client, organization, project_id: Accepted as the hosted SDK has them; hints for a later
+            sync.
         participant_name, participant_role, participant_labels: How this process is called.
         handle_signals: On SIGTERM, write everything and the end `terminated` within 2 s, then let
             the signal do what it did before. For the main thread only.
@@ -104,7 +110,7 @@ def init(
         ConfigError: The root cannot be written, or the hosted SDK is installed beside this one.
         NotFound, Conflict: There is no one run to resume, or it is closed.
     """
-    del client, media_spool_bytes
+    del client
     if handle_signals:
         _endings.require_main_thread()
     ask = Ask.of(
@@ -139,12 +145,14 @@ def init(
         },
     )
     run = Run.open(ask, participant)
+    if media_spool_bytes < MEDIA_SPOOL_BYTES:
+        run._shelf.limit_bytes = media_spool_bytes
     if handle_signals:
         run.handle_signals()
     return run
 
 
-class Run(Reads, Controls, Describes, Artifacts):
+class Run(Reads, Controls, Describes, Artifacts, Rich):
     """One process's hold on a run. Made by `init`, never directly.
 
     Attributes:
@@ -209,6 +217,7 @@ class Run(Reads, Controls, Describes, Artifacts):
         self._set_by_hand = set(past.summary) - reduced
         self._console_lines = 0
         self._artifacts_by_key: dict[str, Document] = {}
+        self._shelf = Shelf(self.directory)
         self._capture = Capture(self._captured, lambda error: self.fault("console", error))
         self._before_finish: list[Callable[[], object]] = []
         organization = str(manifest.extra.get("organization", "")) or NIL
@@ -306,7 +315,8 @@ class Run(Reads, Controls, Describes, Artifacts):
 
         Args:
             metrics: Name to value. Numbers, booleans and strings, also as NumPy and torch scalars;
-                what cannot be kept is left out, counted, and warned of once.
+                rich values, and lists of media, which wait for the disk as `image` does. What
+                cannot be kept is left out, counted, and warned of once.
             step: Default: the counter, which a call at step s moves to at least s + 1.
             axes: Further coordinates.
 
@@ -329,21 +339,25 @@ class Run(Reads, Controls, Describes, Artifacts):
         # The copy is what is recorded, so that a later change of the caller's dict is not.
         body: dict[str, Any] = given.copy()
         is_whole = True
+        rich: dict[Any, Any] = {}
         plain = self._plain
         for name, value in body.items():
             kind = type(value)
             is_plain = kind is float or kind is bool or (kind is int and -INT64 <= value < INT64)
             if is_plain and name in plain:
                 continue
-            body, is_whole = self._metrics.admit(body)
+            rich = take_rich(body)
+            body, is_whole = self._metrics.admit(body, rich)
             break
         with self._lock:
             if step is None:
                 step = self._next_step
             if step >= self._next_step:
                 self._next_step = step + 1
+        if rich:
+            is_whole = self._record_some(rich, step, places) and is_whole
         if not body:
-            return False
+            return bool(rich) and is_whole
         try:
             accepted = self.recorder.append("m", body, step=step, axes=places)
             progress = self._progress
