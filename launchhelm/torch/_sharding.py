@@ -33,6 +33,7 @@ Path = tuple[Any, ...]
 
 _MOST_SHOWN: Final = 3
 _MOST_SENT: Final = 100_000
+_DOUBT: Final = "has other values than rank 0 in a parameter that is not sharded over all ranks"
 
 
 class StateError(Exception):
@@ -89,29 +90,27 @@ def full_state(
         StateError: The kind is unknown, the parts make no whole, or an operation failed.
         Unavailable: A rank left or died meanwhile.
     """
-    peers = _Peers(links)
+    others = Others(links)
     how = kind(model)
-    with peers.one_mind():
+    with others.one_mind():
         _require_known(model, how)
         parts: State = {}
         if how != "fsdp1":
             parts = {"model": bare_state(model), "optimizer": optimizer.state_dict()}
-            _require_whole(parts["optimizer"], optimizer)
+            require_whole(parts["optimizer"], optimizer)
     if how == "fsdp1":
-        with peers.one_mind():
+        with others.one_mind():
             parts["model"], parts["optimizer"] = _fsdp1.full_state(peeled(model), optimizer)
         return (parts["model"], parts["optimizer"]) if is_coordinator else ({}, {})
-    peers.require_equal(_outline(parts), "has other parameters or states than rank 0")
-    doubtful, problems = _doubtful(model, how), []
-    marks: list[str] = []
+    others.require_alike(parts)
+    doubtful, marks = _doubtful(model, how), list[str]()
+    problems: list[str] = []
 
     def whole(path: Path, tensor: torch.Tensor) -> torch.Tensor | None:
         gathered: Any = tensor.detach()
-        is_part = is_dtensor(tensor)
-        if is_part:
+        if is_dtensor(tensor):
             gathered = gathered.full_tensor()
-        is_spread = is_part and gathered is not None and _mesh_size(tensor) == peers.size
-        if peers.size > 1 and path[:2] in doubtful and not is_spread:
+        if path[:2] in doubtful and not covers(tensor, others.size):
             marks.append(f"{path[1]} {_mark(gathered)}")
         if not is_coordinator:
             return None
@@ -121,12 +120,27 @@ def full_state(
             problems.append(f"{'.'.join(map(str, path))}: {error}")
             return None
 
-    gathered = _mapped(parts, whole)
-    peers.require_equal(marks, "has other values than rank 0 in a parameter that no mesh shards")
-    with peers.one_mind():
+    with others.one_mind():
+        gathered = mapped(parts, whole)
         if problems:
             raise RuntimeError("; ".join(problems[:_MOST_SHOWN]))
+    others.require_equal(marks, _DOUBT)
     return (gathered["model"], gathered["optimizer"]) if is_coordinator else ({}, {})
+
+
+def require_same(model: torch.nn.Module, state: State, others: Others) -> None:
+    """Raise StateError on all ranks unless each parameter is one of a mesh or equal on all ranks.
+
+    Collective. Without it, of experts that each rank has for itself only one would be kept.
+    """
+    doubtful, marks = _doubtful(model, kind(model)), []
+    with others.one_mind():
+        for name, tensor in state.items():
+            if ("model", name) in doubtful and not covers(tensor, others.size):
+                if is_dtensor(tensor):
+                    raise ValueError(f"{name} is spread over some of the ranks only")
+                marks.append(f"{name} {_mark(tensor.detach())}")
+    others.require_equal(marks, _DOUBT)
 
 
 def load_full_state(
@@ -154,47 +168,76 @@ def load_full_state(
             `is_changed`: a module or an optimizer refused its state.
         Unavailable: A rank left or died meanwhile.
     """
-    peers = _Peers(links)
-    how = kind(model)
-    state = peers.described({"model": dict(model_state), "optimizer": dict(optimizer_state)})
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    own: State = {}
-    with peers.one_mind():
-        _require_known(model, how)
-        state["model"] = {clean(name): value for name, value in state["model"].items()}
-        if how != "fsdp1":
-            own = bare_state(model)
-            _require_fit(state["model"], own)
-            _require_groups(state["optimizer"], optimizer)
+    others = Others(links)
+    state = others.described({"model": dict(model_state), "optimizer": dict(optimizer_state)})
+    target = Target(model, optimizer)
+    with others.one_mind():
+        state = target.fitting(state)
+    problems: list[Exception] = []
 
-    def part(path: Path, tensor: torch.Tensor) -> torch.Tensor:
-        whole = peers.shared(tensor)
+    def part(path: Path, tensor: torch.Tensor) -> torch.Tensor | None:
+        whole = others.shared(tensor)
+        try:
+            return target.part(path, whole)
+        except Exception as error:  # As in full_state.
+            problems.append(error)
+            return None
+
+    parts = mapped(state, part)
+    with others.one_mind():
+        if problems:
+            raise problems[0]
+    with others.one_mind(is_changed=True):
+        target.take(parts)
+
+
+class Target:
+    """A model and its optimizer, as that into which a state is put, on one rank."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: Any) -> None:
+        self.how = kind(model)
+        self._model, self._optimizer = model, optimizer
+        self._parameters = _parameters(optimizer)
+        self._own: State = {}
+
+    def fitting(self, state: State) -> State:
+        """Return a state by clean names, or raise ValueError where it does not fit. Local."""
+        _require_known(self._model, self.how)
+        model_state = {clean(name): value for name, value in state["model"].items()}
+        if self.how != "fsdp1":
+            self._own = bare_state(self._model)
+            _require_fit(model_state, self._own)
+            _require_groups(state["optimizer"], self._optimizer)
+        return {"model": model_state, "optimizer": state["optimizer"]}
+
+    def like(self, path: Path) -> Any:
+        """Return the tensor that shows how the one at this place is spread; None: not at all."""
+        if self.how == "fsdp1":
+            return None
         if path[0] == "model":
-            return as_part(whole, own.get(path[1]))
-        part = as_part(
-            whole, parameters[path[2]] if how != "fsdp1" and path[1] == "state" else None
-        )
-        # An optimizer keeps the very tensors that it is given, for example those of a mapped file.
-        return part.clone() if part is tensor else part
+            return self._own[path[1]]
+        return self._parameters[path[2]] if path[1] == "state" else None
 
-    parts = _mapped(state, part)
-    with peers.one_mind(is_changed=True):
-        if how == "fsdp1":
-            _fsdp1.load(peeled(model), optimizer, parts["model"], parts["optimizer"])
-        else:
-            optimizer.load_state_dict(parts["optimizer"])
-            load_bare_state(model, parts["model"])
+    def part(self, path: Path, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of a whole tensor."""
+        part = as_part(whole, self.like(path))
+        # An optimizer keeps the very tensors that it is given, for example those of a mapped file.
+        return part.clone() if part is whole and path[0] == "optimizer" else part
+
+    def take(self, parts: State) -> None:
+        """Load the parts. Collective where a FullyShardedDataParallel is."""
+        if self.how == "fsdp1":
+            model = peeled(self._model)
+            _fsdp1.load(model, self._optimizer, parts["model"], parts["optimizer"])
+            return
+        self._optimizer.load_state_dict(parts["optimizer"])
+        inside = peeled(self._model)
+        inside.load_state_dict({name: parts["model"][clean(name)] for name in inside.state_dict()})
 
 
 def bare_state(model: torch.nn.Module) -> State:
     """Return the state of the module inside all wrappers, shards as they are, by clean names."""
     return {clean(name): value for name, value in peeled(model).state_dict().items()}
-
-
-def load_bare_state(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
-    """Take such a state. Every name must be there."""
-    inside = peeled(model)
-    inside.load_state_dict({name: state[clean(name)] for name in inside.state_dict()})
 
 
 def as_part(whole: torch.Tensor, like: Any) -> torch.Tensor:
@@ -220,7 +263,7 @@ def as_part(whole: torch.Tensor, like: Any) -> torch.Tensor:
     return part  # type: ignore[no-any-return]
 
 
-class _Peers:
+class Others:
     """The other ranks of a trainer, if there are any to talk to."""
 
     def __init__(self, links: Links | None) -> None:
@@ -260,6 +303,10 @@ class _Peers:
         shown = ", ".join(unlike[:_MOST_SHOWN])
         raise StateError(f"rank {odd[0]} {what}: {shown}")
 
+    def require_alike(self, state: State) -> None:
+        """Raise on all ranks unless all have the same names, types and shapes. Collective."""
+        self.require_equal(_outline(state), "has other parameters or states than rank 0")
+
     def described(self, state: State) -> State:
         """Return the coordinator's state, on other ranks with empty tensors. Collective."""
         if self._links is None:
@@ -268,7 +315,7 @@ class _Peers:
         with self.one_mind():
             if self._links.rank == 0:
                 buffer = io.BytesIO()
-                torch.save(_mapped(state, _outlined), buffer)
+                torch.save(mapped(state, outlined), buffer)
                 body = buffer.getvalue()
         body = self._links.share_bytes(body)
         with self.one_mind():
@@ -295,9 +342,9 @@ def _require_known(model: Any, how: str) -> None:
         raise ValueError(f"{why}; use its own means to save and load.")
 
 
-def _require_whole(optimizer_state: State, optimizer: Any) -> None:
+def require_whole(optimizer_state: State, optimizer: Any) -> None:
     """Refuse what an optimizer keeps for its shard alone, in tensors that do not say so."""
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    parameters = _parameters(optimizer)
     for index, kept in optimizer_state["state"].items():
         like = parameters[index]
         if not is_dtensor(like) or not any(each.is_shard() for each in like.placements):
@@ -308,6 +355,10 @@ def _require_whole(optimizer_state: State, optimizer: Any) -> None:
                     f"{name!r} of {type(optimizer).__name__} for parameter {index} is no DTensor, "
                     "though the parameter is sharded: the parts of the ranks make no whole"
                 )
+
+
+def _parameters(optimizer: Any) -> list[torch.Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def _require_fit(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -350,8 +401,9 @@ def _doubtful(model: Any, how: str) -> set[Path]:
     return {("model", clean(name)) for name in names}
 
 
-def _mesh_size(tensor: Any) -> int:
-    return int(tensor.device_mesh.size())
+def covers(tensor: Any, size: int) -> bool:
+    """Whether the mesh of a tensor has all ranks, so that its whole is the same for each."""
+    return is_dtensor(tensor) and int(tensor.device_mesh.size()) == size
 
 
 def _mark(tensor: torch.Tensor) -> int:
@@ -370,22 +422,21 @@ def _outline(state: State) -> list[str]:
         lines.append(f"{'.'.join(map(str, path))} {tensor.dtype} {list(tensor.shape)}")
         return tensor
 
-    _mapped(state, note)
+    mapped(state, note)
     return lines
 
 
-def _outlined(_: Path, tensor: torch.Tensor) -> torch.Tensor:
+def outlined(_: Path, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without its values; a number is kept."""
     return tensor.detach().cpu() if tensor.dim() == 0 else tensor.detach().to("meta")
 
 
-def _mapped(value: Any, change: Callable[[Path, torch.Tensor], Any], path: Path = ()) -> Any:
+def mapped(value: Any, change: Callable[[Path, torch.Tensor], Any], path: Path = ()) -> Any:
     """Return a state with another value for each of its tensors, which are visited in order."""
     if isinstance(value, torch.Tensor):
         return change(path, value)
     if isinstance(value, Mapping):
-        return {key: _mapped(each, change, (*path, key)) for key, each in value.items()}
+        return {key: mapped(each, change, (*path, key)) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(
-            _mapped(each, change, (*path, index)) for index, each in enumerate(value)
-        )
+        return type(value)(mapped(each, change, (*path, index)) for index, each in enumerate(value))
     return value
