@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from launchhelm.errors import ConfigError, Conflict, NotFound, ProtocolError, StorageError
+from launchhelm.errors import ConfigError, Conflict, NotFound, StorageError
 from launchhelm.models import timestamp
-from launchhelm.store import media
 from launchhelm.values import check_axis, tagged
 
 if TYPE_CHECKING:
@@ -53,7 +52,9 @@ class Reads:
             TypeError, ValueError: A bad axis.
         """
         with _lock:
-            point = self._view(run).latest(metric, rank=rank, **axes)
+            view = self._view(run)
+            point = view.latest(metric, rank=rank, **axes)
+            point = point or view.latest_rich(metric, rank=rank, **axes)
         return None if point is None else _shown(point)
 
     def history(
@@ -77,9 +78,10 @@ class Reads:
             TypeError, ValueError: A bad limit, window or axis.
         """
         with _lock:
-            points = self._view(run).history(
-                metric, limit=limit, step_from=step_from, step_to=step_to, rank=rank, **axes
-            )
+            view = self._view(run)
+            bounds = {"limit": limit, "step_from": step_from, "step_to": step_to, "rank": rank}
+            points = view.history(metric, **bounds, **axes)
+            points = points or view.history_rich(metric, **bounds, **axes)
         return [_shown(point) for point in points]
 
     def table(
@@ -133,22 +135,19 @@ class Reads:
             return self._view(run).metric(name)
 
     def fetch(self, name: str, *, run: str | None = None) -> bytes:
-        """Return the bytes of the newest artifact under a metric.
+        """Return the bytes of the newest artifact under a metric, or of its newest medium.
+
+        Of several media in one value it is the first one that is no address.
 
         Raises:
             ConfigError: No such run, or several.
-            ProtocolError: The metric has no point, or its newest value is no artifact.
+            ProtocolError: The metric has no point, or its newest value is neither.
             StorageError: The bytes are not on disk any more, or damaged.
         """
+        from launchhelm.views import rich
+
         with _lock:
-            view = self._view(run)
-            point = view.latest(name)
-            if point is None:
-                raise ProtocolError(f"The metric {name!r} has no point.")
-            for record in view.reader(kinds=("art",)).poll():
-                if record.body.get("id") == point.value:
-                    return media.read(view.directory, str(record.body.get("sha256", "")))
-        raise ProtocolError(f"The newest value of {name!r} names no artifact of the run.")
+            return rich.fetch(self._view(run), name)
 
     def about(self, run: str = "") -> dict[str, Any]:
         """Return what a run says about itself.

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import NotFound, StorageError
-from launchhelm.records import Command, Record
+from launchhelm.records import Command, Record, WriterId
 from launchhelm.store import inbox, layout
 from launchhelm.store.cursor import Cursor
 from launchhelm.store.layout import CommandName
@@ -19,6 +19,7 @@ from launchhelm.store.manifest import Attempt, Manifest, load_manifest
 from launchhelm.store.manifest import attempts as load_attempts
 from launchhelm.store.reader import Gap, Listing, Reader, list_segments
 from launchhelm.values.coordinates import axes_text
+from launchhelm.views import rich
 from launchhelm.views.commands import CommandView
 from launchhelm.views.fold import FOLDED_KINDS, Fold
 from launchhelm.views.liveness import Age, Observer, age_by_files
@@ -365,6 +366,10 @@ class RunView:
         """Return the names of all metrics, of every rank and attempt, sorted."""
         return sorted({*self._series.names(), *self._fold.definitions.values})
 
+    def kinds_by_writer(self) -> dict[WriterId, dict[str, str]]:
+        """Return, for each process start, its metrics and the kind of their values."""
+        return self._series.names_by_writer()
+
     def metric(self, name: str) -> dict[str, Any] | None:
         """Return {"kind", "axes", "unit"} of a metric; None when there is none of that name."""
         defined = self._fold.definitions.values.get(name, {})
@@ -416,6 +421,37 @@ class RunView:
             raise ValueError(f"limit is 1 to {MAX_HISTORY:,}, got {limit}")
         selection = _selection(name, rank, step_from, step_to, axes)
         return self._series.history(selection, limit, all_attempts=all_attempts)
+
+    def latest_rich(self, name: str, *, rank: int | None = None, **axes: object) -> Point | None:
+        """Return the newest text, medium, table or histogram, as `latest` returns a scalar.
+
+        Raises:
+            ValueError, TypeError: As `latest`.
+        """
+        selection = _selection(name, rank, None, None, axes)
+        return rich.latest(self, selection) if self._shows(name) else None
+
+    def history_rich(
+        self,
+        name: str,
+        *,
+        limit: int = 1000,
+        step_from: int | None = None,
+        step_to: int | None = None,
+        rank: int | None = None,
+        **axes: object,
+    ) -> list[Point]:
+        """Return texts, media, tables or histograms, as `history` returns scalars.
+
+        Raises:
+            ValueError, TypeError: As `history`.
+        """
+        selection = _selection(name, rank, step_from, step_to, axes)
+        return rich.history(self, selection, limit) if self._shows(name) else []
+
+    def _shows(self, name: str) -> bool:
+        """Whether there is something to look at under a name, which need not be read for that."""
+        return self._series.names().get(name) == "object"
 
     def points(
         self,

@@ -118,6 +118,14 @@ class Series:
                     found.update(self._read(name, self._kinds_in) or {})
         return found
 
+    def names_by_writer(self) -> dict[WriterId, dict[str, str]]:
+        """Return the same for each process start."""
+        found: dict[WriterId, dict[str, str]] = {}
+        for writers in self._by_attempt(Selection("")):
+            for name in itertools.chain.from_iterable(writers):
+                found.setdefault(name.writer, {}).update(self._read(name, self._kinds_in) or {})
+        return found
+
     # --- files --------------------------------------------------------------------------------
 
     def _by_attempt(self, selection: Selection) -> list[list[list[SegmentName]]]:
