@@ -13,6 +13,7 @@ loaded when it is first used.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from launchhelm.client import Client
     from launchhelm.commands import Schedule
     from launchhelm.errors import BufferFull, LaunchHelmError, RuntimeFenced
     from launchhelm.models import Capability, CommandContext, Document, Reference, Scope
@@ -27,6 +28,7 @@ __all__ = [
     "Audio",
     "BufferFull",
     "Capability",
+    "Client",
     "CommandContext",
     "Document",
     "Histogram",
@@ -47,6 +49,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "launchhelm.client": ("Client",),
     "launchhelm.commands": ("Schedule",),
     "launchhelm.errors": ("BufferFull", "LaunchHelmError", "RuntimeFenced"),
     "launchhelm.models": ("Capability", "CommandContext", "Document", "Reference", "Scope"),

@@ -153,3 +153,16 @@ class CommandContext:
 
 def _without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in ("", None)}
+
+
+def __getattr__(name: str) -> Any:  # Any: a class that is made here.
+    """Make a wire record on first use; an absent one says so."""
+    from launchhelm import _model_records as records
+
+    if name in records.FIELDS:
+        made = globals()[name] = records.record(name)
+        return made
+    raise AttributeError(
+        f"launchhelm.models has no {name!r}: only records of runs, streams and samples are here. "
+        "Use a mapping in the form of the API instead."
+    )

@@ -426,6 +426,28 @@ class Client:
 
     # How a call is made.
 
+    def request(
+        self,
+        method: str,
+        path: str,
+        data: Any = None,
+        *,
+        idempotency_key: str = "",
+        params: Mapping[str, str] | None = None,
+        read_timeout_s: float | None = None,
+        token: str | None = None,
+    ) -> Any:
+        """Call any path of the API and return the decoded JSON; `data` None sends no body."""
+        return self._call(
+            method,
+            path,
+            token,
+            params=params,
+            body=None if data is None else encode(data),
+            idempotency_key=idempotency_key,
+            read_timeout_s=read_timeout_s,
+        )
+
     def _path(self, route: str, identity: str | None = None) -> str:
         organization = check_organization(self.organization)
         if identity is None:

@@ -10,10 +10,14 @@ import launchhelm
 ROOT = Path(__file__).resolve().parents[2]
 
 LAUNCHHELM = {
+    "Audio",
     "BufferFull",
     "Capability",
+    "Client",
     "CommandContext",
     "Document",
+    "Histogram",
+    "Image",
     "LaunchHelmError",
     "Reference",
     "Run",
@@ -21,6 +25,9 @@ LAUNCHHELM = {
     "RuntimeFenced",
     "Schedule",
     "Scope",
+    "Table",
+    "Text",
+    "Video",
     "__version__",
     "init",
     "scalar",
