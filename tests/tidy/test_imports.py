@@ -70,6 +70,7 @@ PART_OF = {
             "client",
             "_client_local",
             "_model_records",
+            "rich",
             "transport",
         ),
         "run",
