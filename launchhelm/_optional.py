@@ -10,6 +10,8 @@ EXTRAS: Final = {
     "psutil": "launchhelm-offline[system]",
     "pynvml": "launchhelm-offline[system]",
     "torch": "launchhelm-offline[torch]",
+    "transformers": "launchhelm-offline[hf]",
+    "lightning": "launchhelm-offline[lightning]",
     "pyarrow": "launchhelm-offline[parquet]",
 }
 

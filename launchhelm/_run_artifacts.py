@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from launchhelm._run_inert import NoRecorder
     from launchhelm.runtime import Runtime
 
-Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview"
+Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | Iterator[bytes]"
 
 OCTETS: Final = "application/octet-stream"
 MAX_PURPOSE_CHARS: Final = 64
@@ -58,7 +58,7 @@ class Artifacts:
         """Keep a file, or bytes, with the run; a copy is in the run directory on return.
 
         Args:
-            path: A file of 1 byte or more, or its content.
+            path: A file of 1 byte or more, or its content, whole or as an iterator of pieces.
             step: Where it belongs; default: the counter, which does not move.
             name: A metric that gets the artifact's id as its next value, for `fetch`.
             idempotency_key: A second call with the same key and bytes returns the first artifact.
@@ -186,7 +186,7 @@ class Artifacts:
 def _chunks(source: Source) -> Iterator[bytes]:
     if isinstance(source, bytes | bytearray | memoryview):
         return iter([bytes(source)] if len(source) else [])
-    return media.file_chunks(Path(source))
+    return source if isinstance(source, Iterator) else media.file_chunks(Path(source))
 
 
 def _chain(first: bytes, rest: Iterable[bytes]) -> Iterator[bytes]:
@@ -196,6 +196,6 @@ def _chain(first: bytes, rest: Iterable[bytes]) -> Iterator[bytes]:
 
 def _title(source: Source, name: str | None) -> str:
     """Name an artifact as its file, or as its metric where there is no file."""
-    if isinstance(source, bytes | bytearray | memoryview):
+    if isinstance(source, bytes | bytearray | memoryview | Iterator):
         return (name or "artifact")[: metadata.MAX_NAME_CHARS]
     return os.fspath(Path(source).name).encode(errors="replace").decode()
