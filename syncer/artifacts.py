@@ -1,7 +1,8 @@
 """The artifacts of one run on their way to one server: in parts, resumable, in constant memory.
 
-A point whose value is the id of an artifact says nothing to a server that knows the artifact by
-another id. So the artifact comes first; then `resolved` puts the server's id into the record.
+A point that names an artifact says nothing to a server that knows the artifact by another id. So
+the artifact comes first; then `resolved` puts the server's id into the record. Media are artifacts
+whose id here is `pending:` and their digest, so equal bytes go up once.
 
 What is wrong with one artifact (a file that is gone or damaged, a refusal that will not change)
 sets that artifact aside, with its reason, and never holds up anything else.
@@ -10,7 +11,7 @@ sets that artifact aside, with its reason, and never holds up anything else.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final  # Any: JSON values.
@@ -19,6 +20,7 @@ from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import StorageError
 from launchhelm.records import Record
 from launchhelm.store import media
+from launchhelm.values.media import PENDING, artifact_of, items_of, with_items
 from syncer.api.answers import ApiError
 from syncer.api.client import Client
 from syncer.api.wire import MAX_NAME, MAX_PART_BYTES, MAX_PARTS, PART_BYTES, WireError, coordinate
@@ -39,6 +41,9 @@ MAX_STARTS: Final = 3
 
 PATIENCE: Final = 5
 """Failures in a row of what is not the server itself, after which somebody should be told."""
+
+MEDIA: Final = "media"
+"""The purpose of artifacts that a rich value names."""
 
 _OCTETS: Final = "application/octet-stream"
 _CHUNK: Final = media.CHUNK_BYTES
@@ -90,9 +95,29 @@ class Artifact:
         )
 
     @property
+    def key(self) -> str:
+        """What makes a repeat of its upload, also by another syncer, find the same document."""
+        return f"{self.id}:{self.media_type}" if self.purpose == MEDIA else self.id
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of its provenance."""
+        return {} if self.purpose == MEDIA else {ARTIFACT_LABEL: self.id}
+
+    @property
     def part_bytes(self) -> int:
         """Size of each part but the last: the usual one, larger where they would be too many."""
         return max(PART_BYTES, -(-self.size // MAX_PARTS))
+
+
+def media_of(record: Record) -> Iterator[Record]:
+    """Yield the media of a `rich` record as `art` records, wherever it was logged."""
+    files = record.body.get("files")
+    for file in files if isinstance(files, list) else ():
+        if isinstance(file, dict) and isinstance(file.get("sha256"), str):
+            digest = file["sha256"]
+            body = {**file, "id": PENDING + digest, "name": digest, "purpose": MEDIA}
+            yield replace(record, kind="art", step=None, axes={}, body=body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +155,8 @@ class Artifacts:
         self.known: dict[str, str] = dict(known or {})
         self.problem = ""
         """Why the upload in hand does not go on now; "" while it does."""
+        self.sent_bytes = 0
+        """Of artifacts that came through."""
         self._client = client
         self._directory = run_directory
         self._scope = scope
@@ -164,10 +191,12 @@ class Artifacts:
         return False
 
     def resolved(self, record: Record) -> Record | None:
-        """Return a metric record with the server's ids in it, None while one is to come.
+        """Return a metric or rich record with the server's ids in it, None while one is to come.
 
         A value that names an artifact which was set aside becomes one that no stream takes.
         """
+        if record.kind == "rich":
+            return self._resolved_rich(record)
         ours = [
             name
             for name, value in record.body.items()
@@ -179,6 +208,24 @@ class Artifacts:
             return None
         theirs = {name: self.known[record.body[name]] or None for name in ours}
         return replace(record, body={**record.body, **theirs})
+
+    def _resolved_rich(self, record: Record) -> Record | None:
+        value = record.body.get("value")
+        if not isinstance(value, dict):
+            return record
+        named = {artifact_of(item) for item in items_of(value)}
+        if any(id_ in self._waiting for id_ in named):
+            return None
+        # A medium whose bytes nobody knows is set aside like one whose bytes are gone.
+        theirs = {
+            id_: self.known.get(id_, "")
+            for id_ in named
+            if id_ in self.known or id_.startswith(PENDING)
+        }
+        if not theirs:
+            return record
+        swapped = with_items(value, theirs) if all(theirs.values()) else None
+        return replace(record, body={**record.body, "value": swapped})
 
     def step(self, limit_s: float = 1.0) -> list[SetAside]:
         """Send for so long, at least one piece; return what had to be set aside meanwhile.
@@ -219,6 +266,7 @@ class Artifacts:
             return
         self._failures, self.problem, upload.unseen_since = 0, "", None
         if server_id:
+            self.sent_bytes += upload.artifact.size
             self._done(upload.artifact.id, server_id)
 
     def _wait_for_file(self, upload: _Upload, reason: str) -> None:
@@ -318,13 +366,11 @@ class _Upload:
             "provenance": {
                 "inputs": [],
                 "coordinates": [{"axis": axis, "value": it} for axis, it in artifact.coordinates],
-                "labels": {ARTIFACT_LABEL: artifact.id},
+                "labels": artifact.labels,
             },
             "purpose": artifact.purpose,
         }
-        # The same artifact of the same run always has the same key, so that a repeat, also by
-        # another syncer, finds the same document.
-        key = f"launchhelm.offline:{self.scope.get('run_id', '')}:{artifact.id}"
+        key = f"launchhelm.offline:{self.scope.get('run_id', '')}:{artifact.key}"
         document = self.client.create_artifact(body, key)
         self._server_id = str(document["id"])
         return self._server_id if document["spec"].get("state") in READY else ""

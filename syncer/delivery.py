@@ -438,6 +438,10 @@ class Delivery:
         """Send some of what artifacts wait."""
         if self._fence is None:
             self.enter()  # What is remembered of artifacts belongs to one run of the server.
-        for aside in self.artifacts.step(limit_s):
-            self.tally.refused += 1
-            self.journal.write({"lost_artifacts": [[aside.id, aside.size, aside.why]]})
+        before = self.artifacts.sent_bytes
+        try:
+            for aside in self.artifacts.step(limit_s):
+                self.tally.refused += 1
+                self.journal.write({"lost_artifacts": [[aside.id, aside.size, aside.why]]})
+        finally:
+            self.tally.bytes += self.artifacts.sent_bytes - before

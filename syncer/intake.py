@@ -6,7 +6,7 @@ with, so that a later pass without it sends exactly that.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,8 @@ from launchhelm.records import Record, WriterId
 from launchhelm.store.body import METRIC_KINDS
 from launchhelm.store.cursor import Cursor
 from launchhelm.store.reader import Reader
-from syncer.artifacts import Artifacts
+from launchhelm.views.fold import whole_body
+from syncer.artifacts import Artifacts, media_of
 from syncer.coverage import Coverage
 from syncer.facts import Facts
 from syncer.inflight import Outbox
@@ -43,6 +44,9 @@ _PART_OF: Final = {
     "sys": "system",
 }
 _OTHERS: Final = "controls"
+
+_NAMING: Final = ("m", "rich")
+"""Kinds of records that may name an artifact."""
 
 _NOTHING: Final = Coverage()
 
@@ -133,6 +137,7 @@ class Intake:
         self._tails: dict[StreamKey, int] = {}
         self._apart: set[StreamKey] = set()
         self._deferred: deque[Record] = deque()
+        self._blocked: Counter[tuple[WriterId, str]] = Counter()
         self._left_out: set[str] = set()
 
     @property
@@ -179,6 +184,7 @@ class Intake:
         self._tails.clear()
         self._apart.clear()
         self._deferred.clear()
+        self._blocked.clear()
         self._reader = self._new_reader()
         self._flying = self._covered_by_flights()
 
@@ -189,8 +195,16 @@ class Intake:
 
     def points(self, record: Record) -> Sequence[Sample | Refused]:
         """Return the points of a record, with the server's ids of artifacts."""
-        resolved = self._artifacts.resolved(record) if record.kind == "m" else record
-        return samples(resolved or record, self._directory)
+        if record.kind not in _NAMING:
+            return samples(record, self._directory)
+        record = self._whole(record)
+        return samples(self._artifacts.resolved(record) or record, self._directory)
+
+    def _whole(self, record: Record) -> Record:
+        """Return a record with a rich value as it is without the limit of a line."""
+        if record.kind != "rich":
+            return record
+        return replace(record, body=whole_body(self._directory, record.body))
 
     def _new_reader(self) -> Reader:
         cursors = self._state.cursors
@@ -213,7 +227,11 @@ class Intake:
             else:
                 self._left_out.add(str(record.body.get("id")))
             return
-        if record.kind == "m" and is_wanted:
+        if record.kind in _NAMING and is_wanted:
+            record = self._whole(record)
+            if record.kind == "rich":
+                for medium in media_of(record):
+                    self._artifacts.take(medium)
             record = self._without_waiting(record)
         if is_wanted and record.kind in METRIC_KINDS and self._take_numbers(record):
             return
@@ -306,39 +324,59 @@ class Intake:
 
     def _without_waiting(self, record: Record) -> Record:
         """Set aside what names an artifact that is not on the server yet, and what follows it."""
-        blocked = {(it.writer, name) for it in self._deferred for name in it.body}
-        if not blocked and not self._artifacts.pending and not self._left_out:
+        if not self._blocked and not self._artifacts.pending and not self._left_out:
             return record
-        later = {
-            name: value
-            for name, value in record.body.items()
-            if (record.writer, name) in blocked or self._waits(record, name)
-        }
+        later = [
+            name
+            for name in _names(record)
+            if self._blocked[record.writer, name] or self._waits(record, name)
+        ]
         if not later:
             return record
-        for name, value in later.items():
-            self._deferred.append(replace(record, body={name: value}))
+        for name in later:
+            self._deferred.append(_only(record, name))
+            self._blocked[record.writer, name] += 1
+        if record.kind == "rich":
+            return replace(record, body={})
         return replace(
             record, body={name: it for name, it in record.body.items() if name not in later}
         )
 
     def _waits(self, record: Record, name: str) -> bool:
-        value = record.body[name]
-        if type(value) is not str:
-            return False
-        one = replace(record, body={name: value})
-        return value in self._left_out or self._artifacts.resolved(one) is None
+        if record.kind == "m":
+            value = record.body[name]
+            if type(value) is not str:
+                return False
+            if value in self._left_out:
+                return True
+        return self._artifacts.resolved(_only(record, name)) is None
 
     def _take_deferred(self) -> None:
         """Take in what no longer waits for its artifact, each stream in its order."""
         waiting: set[tuple[WriterId, str]] = set()
         for _ in range(len(self._deferred)):
             record = self._deferred.popleft()
-            (name,) = record.body
+            (name,) = _names(record)
             if (record.writer, name) in waiting or self._waits(record, name):
                 waiting.add((record.writer, name))
                 self._deferred.append(record)
                 continue
+            self._blocked[record.writer, name] -= 1
             for sample in self.points(record):
                 self._offer(sample, True)
+        if not self._deferred:
+            self._blocked.clear()
         self._close_runs()
+
+
+def _names(record: Record) -> Sequence[str]:
+    """Return the metrics of which a record has a value."""
+    if record.kind == "m":
+        return list(record.body)
+    name = record.body.get("name")
+    return [name] if isinstance(name, str) else []
+
+
+def _only(record: Record, name: str) -> Record:
+    """Return a record with one metric of its own."""
+    return replace(record, body={name: record.body[name]}) if record.kind == "m" else record

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from launchhelm import _wording
 from launchhelm.records import FINAL_STATES, Outcome, Record, WriterId
+from launchhelm.values.base import RENDERERS
 from launchhelm.views.fold import whole_body
 from syncer.api.wire import (
     MAX_POINT_BYTES,
@@ -30,9 +31,6 @@ from syncer.api.wire import (
     timestamp,
 )
 from syncer.naming import CONSOLE, CONTROLS, EVENTS, StreamKey
-
-RENDERERS: Final = ("text", "table", "histogram")
-"""Of rich values. Media are not among them: their files have to be on the server before."""
 
 Place = tuple[tuple[str, str], ...]
 """The coordinates of a point: axis and decimal text."""
@@ -221,6 +219,8 @@ def _single(
         place = _place(record, axes)
         names = tuple(axis for axis, _ in place)
         key = _keys(record.writer, names).other(name, type_, renderer)
+        if value is None:
+            raise _odd(value)
         data = point(_time(record), place, value, record.seq)
     except WireError as error:
         return [_refused(record, name, type_, error, names, renderer)]
@@ -284,7 +284,7 @@ def _rich(record: Record, body: Mapping[str, Any]) -> list[Sample | Refused]:
     name, renderer, value = body.get("name"), body.get("renderer"), body.get("value")
     if not isinstance(name, str):
         return []
-    if renderer not in RENDERERS or not isinstance(value, dict):
+    if renderer not in RENDERERS or not isinstance(value, dict | None):
         error = WireError(f"A rich value of kind {renderer!r} is not sent.", reason="renderer")
         return [_refused(record, name, "object", error)]
     return _single(record, name, "object", renderer, record.axes, value)

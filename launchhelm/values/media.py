@@ -208,10 +208,31 @@ def copied(item: Item) -> Item:
 def items_of(value: Mapping[str, Any]) -> list[Item]:
     """Return the items in the JSON form of any rich value, those in cells of tables included."""
     rows = value.get("rows")
-    cells = [cell for row in rows for cell in row] if isinstance(rows, list) else []
+    lists = [row for row in rows if isinstance(row, list)] if isinstance(rows, list) else []
+    cells = [cell for row in lists for cell in row]
     items = value.get("items")
     listed = items if isinstance(items, list) else []
     return [item for item in [*listed, *cells] if isinstance(item, dict) and "source" in item]
+
+
+def with_items(value: Mapping[str, Any], ids: Mapping[str, str]) -> dict[str, Any]:
+    """Return the JSON form of a rich value with other ids in the place of some artifacts'."""
+    changed = dict(value)
+    if isinstance(value.get("items"), list):
+        changed["items"] = [_renamed(item, ids) for item in value["items"]]
+    if isinstance(value.get("rows"), list):
+        changed["rows"] = [
+            [_renamed(cell, ids) for cell in row] if isinstance(row, list) else row
+            for row in value["rows"]
+        ]
+    return changed
+
+
+def _renamed(item: Any, ids: Mapping[str, str]) -> Any:
+    id_ = artifact_of(item) if isinstance(item, dict) else ""
+    if id_ not in ids:
+        return item
+    return {**item, "source": {"artifact": {**item["source"]["artifact"], "id": ids[id_]}}}
 
 
 def digest_of(item: Mapping[str, Any]) -> str:
