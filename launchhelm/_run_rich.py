@@ -287,7 +287,7 @@ class Rich:
             except BufferFull:
                 raise
             except Exception as error:  # Protects training from a value of any class.
-                self._metrics.leave_out(name, f"{type(value).__name__}: {error}")
+                self._metrics.leave_out(name, f"{type(value).__name__}: {str(error).rstrip('.')}")
                 is_whole = False
         return is_whole
 
