@@ -1,102 +1,38 @@
 """This rank's links to the others of one trainer: two gloo groups and a board in the store.
 
-Facts of torch 2.13 that shaped this module, each found by a small test:
-
-- Asynchronous operations of a gloo group pair by the order in which each rank issues them, however
-  late a peer comes; `is_completed` may be polled, and then `wait` returns or raises at once.
-- The group's destructor joins its threads, which sit in operations that nobody will complete: a
-  process would hang at exit until its peer is gone. So a group is made without `new_group` (torch
-  then neither destroys it nor forgets it with `destroy_process_group`), and is never destructed:
-  process exit ends its threads. Finishing before, after or without `destroy_process_group` is fine.
-- A killed peer closes its sockets: operations with it fail at once, others may still succeed, so a
-  broadcast may reach some ranks only. A `send` to a dead peer raises at once, which names it.
-- A rank that leaves or is stopped closes nothing; hence the board and the deadline.
-- Whoever drops the last reference to an operation also drops its tensors, for which it needs the
-  GIL. When that is gloo's own thread, and Python shuts down while it waits for the GIL, the process
-  aborts. So an operation is kept well past its end, and one that never ends is kept for good.
-- What runs twice a second finds its code and data cold: `torch.tensor` of eight integers then takes
-  3 to 6 ms, an operation on memory that is there already about one. So packets are kept.
+The exchange group belongs to `_exchange` alone, in the order of its protocol. The data group is for
+everything else that is collective, and for the results of long handlers. Both are made together, by
+an agreement through the store.
 
 Everything here runs on the thread that calls `init`, `step` or `finish`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import socket
 import time
-from array import array
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
 from launchhelm.errors import Unavailable
-from launchhelm.torch._beats import Beat
 from launchhelm.torch._board import Board, Meeting, Met, Store, default_store, prefixed
-from launchhelm.torch._messages import (
-    Cause,
-)
+from launchhelm.torch._gloo import Group, Memory, Table, Work, kept, make_group
+from launchhelm.torch._messages import Cause
+from launchhelm.torch._peers import LinkLost, Peers, first_line
+from launchhelm.torch._wire import PACKET_BYTES, ROW_BYTES
 
-PACKET_INTEGERS: Final = 8
-_FIRST_LOOK_S: Final = 0.25
-_LOOK_S: Final = 1.0
-_GRACE_S: Final = 0.25
-_SLOW_S: Final = 0.1
-_SLEEP_S: Final = (20e-6, 0.002)
 _GLOO_MARGIN_S: Final = 60.0
-_PATIENCE_S: Final = 45.0
-"""Three heartbeats: so long a rank in a handler may go without one, once the time is over."""
-_MOST_ASKED: Final = 16
 _HANDLER_LIMIT: Final = timedelta(days=30)
-_PROBE_TAG: Final = 0x1A2C
 _MAX_JSON_BYTES: Final = 16 << 20
-_KEPT_OPERATIONS: Final = 8
 
 _made: dict[tuple[int, ...], int] = {}
 """How many trainers this process made for each set of ranks. All ranks count alike."""
-
-_recent: deque[Work] = deque()
-"""The last operations of this process, each with one reference too many."""
-
-
-class Work(Protocol):
-    """An operation under way."""
-
-    def is_completed(self) -> bool: ...
-    def wait(self) -> object: ...
-
-
-class Group(Protocol):
-    """What we use of `ProcessGroupGloo`. Operations are asynchronous."""
-
-    def broadcast(self, tensor: torch.Tensor, root: int, timeout: timedelta) -> Work: ...
-    def allgather(
-        self, outputs: list[torch.Tensor], tensor: torch.Tensor, timeout: timedelta
-    ) -> Work: ...
-    def allreduce(self, tensor: torch.Tensor, op: object, timeout: timedelta) -> Work: ...
-    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Work: ...
-
-
-class _Packet:
-    """Memory for one packet, as Python's integers and as the tensor that gloo takes."""
-
-    def __init__(self) -> None:
-        self.integers = array("q", bytes(8 * PACKET_INTEGERS))
-        self.tensor = torch.frombuffer(self.integers, dtype=torch.int64)
-
-
-class LinkLost(Exception):
-    """An operation did not come about, and the group must not be used again."""
-
-    def __init__(self, cause: Cause) -> None:
-        super().__init__(cause.text)
-        self.cause = cause
 
 
 def make_links(
@@ -144,23 +80,15 @@ def make_links(
     return links
 
 
-class Links:
+class Links(Peers):
     """This rank's connections to the others of one trainer, and what they agreed on at the start.
 
     Attributes:
-        rank: Group rank; 0 is the coordinator.
-        size: Ranks of the group.
-        hosts: Host name of each rank.
-        on: Whether the groups could be made; the same on all ranks.
-        why: The reason when not.
-        where: Tells (call, step) of this rank, for messages; set by the exchange.
-        beats: Returns the last heartbeats of some ranks, where there is a run to read them from.
-        on_slow: Called once in a wait that passes 0.1 s, and `on_done` when that wait is over.
+        on: Whether the groups could be made and are used; at the start the same on all ranks.
+        why: The reason when they could not be made.
     """
 
     def __init__(self, rank: int, size: int, store: Store, prefix: str, timeout_s: float) -> None:
-        self.rank = rank
-        self.size = size
         host = socket.gethostname()
         self._store = store
         self._prefix = prefix
@@ -169,24 +97,16 @@ class Links:
         )
         self._met: Met | None = None
         # Until the ranks have met, a board that nobody else looks at.
-        self.board = Board(store, f"{prefix}/{self._meeting.token}")
-        self.timeout_s = timeout_s
-        self.hosts: tuple[str, ...] = ()
+        super().__init__(rank, size, Board(store, f"{prefix}/{self._meeting.token}"), timeout_s)
         self.on = False
         self.why = ""
-        self.where: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        self.beats: Callable[[Sequence[int]], Mapping[int, Beat]] = _no_beats
-        self.on_slow: Callable[[], None] = _nothing
-        self.on_done: Callable[[], None] = _nothing
-        self._losses: list[dict[str, Any]] = []
         self._exchange: Group | None = None
         self._data: Group | None = None
         self._data_lost: Cause | None = None
-        self._issued: list[tuple[_Packet, Work]] = []
-        self._spare = [_Packet()]
+        self._issued: list[tuple[Memory, Work]] = []
+        self._packets = [Memory(PACKET_BYTES), Memory(PACKET_BYTES)]
+        self._table = Table(size, ROW_BYTES)
         self._told = 0
-        self._heard_at = time.monotonic()
-        self._says_it_waits = False
 
     # The start.
 
@@ -199,7 +119,7 @@ class Links:
         try:
             self.why = self._meet(agree_s) or self._agree_on_groups(agree_s)
         except RuntimeError as error:
-            self.why = f"the store of the process group failed: {_first_line(error)}"
+            self.why = f"the store of the process group failed: {first_line(error)}"
         self.on = not self.why
 
     def _meet(self, agree_s: float) -> str:
@@ -244,10 +164,11 @@ class Links:
 
     def _make_groups(self, agree_s: float) -> str:
         try:
-            self._exchange = _make_group(self.board, "exchange", self.rank, self.size, agree_s)
-            self._data = _make_group(self.board, "data", self.rank, self.size, agree_s)
+            store = self.board.store
+            self._exchange = make_group(store, "exchange", self.rank, self.size, agree_s)
+            self._data = self._probes_by = make_group(store, "data", self.rank, self.size, agree_s)
         except Exception as error:  # The agreement protects the training from any failure here.
-            return f"{type(error).__name__}: {_first_line(error)}"
+            return f"{type(error).__name__}: {first_line(error)}"
         return ""
 
     def broadcast_json(self, value: Any = None, *, timeout_s: float = 600.0) -> Any:
@@ -278,58 +199,65 @@ class Links:
             if self.board.wait([key], deadline - time.monotonic()):
                 return json.loads(self.board.store.get(key))
         except RuntimeError as error:
-            raise Unavailable(f"Rank 0 is gone: {_first_line(error)}.") from error
+            raise Unavailable(f"Rank 0 is gone: {first_line(error)}.") from error
         raise Unavailable(f"Rank 0 said nothing for {timeout_s:g} s.")
 
     # The exchange group. Only the exchange calls these, in the order of its protocol.
 
-    def issue(self, integers: Sequence[int]) -> None:
+    def issue(self, packet: bytes) -> None:
         """Coordinator: broadcast a packet without waiting."""
-        assert self._exchange is not None and len(integers) == PACKET_INTEGERS
-        packet = self._spare.pop() if self._spare else _Packet()
-        packet.integers[:] = array("q", integers)
-        work = _kept(self._exchange.broadcast(packet.tensor, 0, self._limit))
-        self._issued.append((packet, work))
+        assert self._exchange is not None
+        memory = self._packets.pop() if self._packets else Memory(PACKET_BYTES)
+        memory.bytes[:] = packet
+        work = kept(self._exchange.broadcast(memory.tensor, 0, self._limit))
+        self._issued.append((memory, work))
 
-    def receive(self) -> list[int]:
+    def receive(self) -> bytes:
         """Wait for the packet that is due: the issued one, or on a peer the coordinator's."""
         assert self._exchange is not None
         if self._issued:
-            packet, work = self._issued.pop(0)
+            memory, work = self._issued.pop(0)
         else:
-            packet = self._spare.pop() if self._spare else _Packet()
-            work = _kept(self._exchange.broadcast(packet.tensor, 0, self._limit))
-        self._wait(work)
+            memory = self._packets.pop() if self._packets else Memory(PACKET_BYTES)
+            work = kept(self._exchange.broadcast(memory.tensor, 0, self._limit))
+        self.wait(work, about="exchange")
         # Only after the wait: gloo may still write into the memory of one that was lost.
-        self._spare.append(packet)
-        return packet.integers.tolist()
+        self._packets.append(memory)
+        return bytes(memory.bytes)
 
     def share(self, body: bytes | None, size: int) -> bytes:
         """Broadcast `size` bytes of the coordinator."""
         assert self._exchange is not None
-        tensor = torch.zeros(-(-size // 8) * 8, dtype=torch.uint8)
+        memory = Memory(-(-size // 8) * 8)
         if body is not None:
-            tensor[:size] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
-        self._wait(_kept(self._exchange.broadcast(tensor, 0, self._limit)))
-        return tensor[:size].numpy().tobytes()
+            memory.bytes[:size] = body
+        self.wait(kept(self._exchange.broadcast(memory.tensor, 0, self._limit)), about="exchange")
+        return bytes(memory.bytes[:size])
 
     def gather(self, row: bytes, *, handler: str = "") -> list[bytes]:
-        """Exchange one row of a fixed size with every rank; rows in rank order.
+        """Exchange one row of ROW_BYTES with every rank; rows in rank order.
+
+        All send theirs to the coordinator, which broadcasts all: in a ring, as gloo's all-gather
+        has it, a row would go through every rank.
 
         Args:
             row: Of this rank.
             handler: The phase of ranks whose row takes as long as their handler does. Then the
                 data group is used, and the timeout counts only once such a rank no longer beats.
         """
-        group = self._data if handler else self._exchange
+        group, about = (self._data, "data") if handler else (self._exchange, "exchange")
         if group is None:
             assert self._data_lost is not None
             raise LinkLost(self._data_lost)
-        own = torch.frombuffer(bytearray(row), dtype=torch.uint8)
-        rows = [torch.empty_like(own) for _ in range(self.size)]
-        limit = _HANDLER_LIMIT if handler else self._limit
-        self._wait(_kept(group.allgather(rows, own, limit)), data=bool(handler), handler=handler)
-        return [other.numpy().tobytes() for other in rows]
+        table, limit = self._table, _HANDLER_LIMIT if handler else self._limit
+        table.own.bytes[:] = row
+        is_first = self.rank == 0
+        sent = kept(group.gather(table.rows if is_first else [], table.own.tensor, 0, limit))
+        if is_first:
+            self.wait(sent, about=about, handler=handler)
+        back = kept(group.broadcast(table.whole.tensor, 0, limit))
+        self.wait(*(() if is_first else (sent,)), back, about=about, handler=handler)
+        return table.read()
 
     # The data group, which log_reduced and long handlers use.
 
@@ -368,6 +296,21 @@ class Links:
             for row, size in zip(rows, sizes, strict=True)
         ]
 
+    def collect(self, body: bytes) -> list[bytes]:
+        """Return the bytes of every rank on the coordinator, [] elsewhere. Collective.
+
+        Raises:
+            Unavailable: As in `all_reduce`.
+        """
+        longest = int(self.all_reduce(torch.tensor([len(body)]), "max"))
+        size = len(body).to_bytes(8, "little")
+        own = torch.frombuffer(bytearray(size + body.ljust(longest, b"\0")), dtype=torch.uint8)
+        rows = [torch.empty_like(own) for _ in range(self.size)] if self.rank == 0 else []
+        group = self._usable_data("collect")
+        self._wait_data(group.gather(rows, own, 0, self._limit), "collect")
+        found = [row.numpy().tobytes() for row in rows]
+        return [row[8 : 8 + int.from_bytes(row[:8], "little")] for row in found]
+
     def share_bytes(self, body: bytes) -> bytes:
         """Pass bytes of the coordinator to every rank. Collective; raises as `all_reduce` does."""
         size = torch.tensor([len(body)], dtype=torch.int64)
@@ -391,7 +334,7 @@ class Links:
 
     def _wait_data(self, work: Work, call: str) -> None:
         try:
-            self._wait(_kept(work), data=True)
+            self.wait(kept(work), about="data")
         except LinkLost as lost:
             self._lose_data(lost.cause)
             raise Unavailable(f"{call} at step {self.where()[1]}: {lost.cause.text}.") from lost
@@ -407,225 +350,25 @@ class Links:
         Nothing is retried on a group once one operation on it was lost: the ranks may be in
         different operations from then on.
         """
-        self._data, self._data_lost = None, cause
-        self._publish("data", cause)
+        self._data, self._data_lost, self._probes_by = None, cause, self._exchange
+        self.publish("data", cause)
 
-    # Leaving, and losing.
-
-    def leave(self, step: int, call: int, reason: str) -> None:
-        """Tell the others that this rank takes no further part. No collective."""
-        host = self.hosts[self.rank] if self.hosts else ""
-        self.board.say(
-            {"what": "left", "rank": self.rank, "host": host, "step": step, "call": call,
-             "reason": reason}
-        )  # fmt: skip
+    # Losing.
 
     def break_off(self, cause: Cause) -> None:
         """Use the exchange group no more, and let the ranks that wait in it know why."""
         self.drop()
-        self._publish("exchange", cause)
-
-    def _publish(self, what: str, cause: Cause) -> None:
-        # Only who has not heard of it tells it: with a thousand ranks one entry must do.
-        entry = {
-            "what": what, "rank": self.rank, "kind": cause.kind, "ranks": list(cause.ranks),
-            "text": cause.text,
-        }  # fmt: skip
-        if not any(each["what"] == what for each in self._losses):
-            self._losses.append(entry)
-            self.board.say(entry)
+        self.publish("exchange", cause)
 
     def drop(self) -> None:
         """Forget what was issued; it dies with its group."""
         self._issued.clear()
         self.on = False
 
-    def left_before(self, call: int) -> bool:
-        """Whether every other rank has announced that it left before this call."""
-        self._look()
-        left = self._left()
-        others = set(range(self.size)) - {self.rank}
-        return all(rank in left and left[rank]["call"] < call for rank in others)
-
     @property
     def _limit(self) -> timedelta:
         # Our own deadline comes first: gloo's message names an address, ours the ranks.
         return timedelta(seconds=self.timeout_s + _GLOO_MARGIN_S)
-
-    def _wait(self, work: Work, *, data: bool = False, handler: str = "") -> None:
-        """Wait in slices for an operation. Raises LinkLost."""
-        start = time.monotonic()
-        give_up_at = start + self.timeout_s
-        # A command that is lost is told as a loss of the exchange, in whichever group its rows are.
-        about = {"data", "exchange"} if handler else {"data"} if data else {"exchange"}
-        heard: dict[int, int] = {}
-        look_at, slow = start + _FIRST_LOOK_S, False
-        pause_s, longest_s = _SLEEP_S
-        try:
-            while not work.is_completed():
-                now = time.monotonic()
-                if not slow and now - start > _SLOW_S:
-                    slow = True
-                    self.on_slow()
-                if now >= look_at:
-                    self._look_around(work, about)
-                    look_at = now + _LOOK_S
-                if now > give_up_at:
-                    self._look()
-                    cause = self._known_cause(about)
-                    if cause or not handler or not self._all_beat(heard, handler):
-                        raise LinkLost(cause or self._late(now - start))
-                    give_up_at = time.monotonic() + _PATIENCE_S
-                time.sleep(pause_s)
-                pause_s = min(pause_s * 1.5, longest_s)
-            work.wait()
-            self._still_meant(about)
-        except RuntimeError as error:
-            raise LinkLost(self._failed(error, about)) from error
-        finally:
-            if slow:
-                self.on_done()
-        # Only now: one whose wait was in vain still counts as waiting for those who judge it late.
-        if self._says_it_waits:
-            self._says_it_waits = False
-            self.board.put(f"at/{self.rank}", "")
-
-    def _look_around(self, work: Work, about: set[str]) -> None:
-        """While waiting: say so, and see whether there is anybody left to wait for."""
-        self._look()
-        cause = self._known_cause(about)
-        if cause is not None and not _completes(work, _GRACE_S):
-            raise LinkLost(cause)
-        self._says_it_waits = True
-        self.board.put(f"at/{self.rank}", json.dumps(self.where()))
-
-    def _still_meant(self, about: set[str]) -> None:
-        """Refuse what came when the others have given it up, as after a stop of this process.
-
-        Where the store is gone with rank 0, nobody can say that they have not.
-        """
-        now = time.monotonic()
-        was_long, self._heard_at = now - self._heard_at > self.timeout_s / 2, now
-        if was_long:
-            self._look()
-            for entry in self._losses:
-                if entry["what"] in about:
-                    raise LinkLost(Cause(entry["kind"], tuple(entry["ranks"]), entry["text"]))
-            if not self.board.alive:
-                text = f"the process of rank {self.name_of(0)} is gone"
-                raise LinkLost(Cause("dead", (0,), text))
-
-    def _look(self) -> None:
-        self._losses += (entry for entry in self.board.news() if entry["rank"] != self.rank)
-
-    def _left(self) -> dict[int, dict[str, Any]]:
-        return {entry["rank"]: entry for entry in self._losses if entry["what"] == "left"}
-
-    def _known_cause(self, about: set[str]) -> Cause | None:
-        """Return why an operation cannot come about, None when it still may.
-
-        A rank that left or died is missed by both groups; all else is the loss of one of them.
-        """
-        for entry in self._losses:
-            # What came first is the cause: ranks also leave because the exchange broke.
-            if entry["what"] == "left":
-                left = self._left()
-                return Cause("left", tuple(sorted(left)), _sentence_left(left))
-            if entry["what"] in about or entry["kind"] in ("dead", "left"):
-                return Cause(entry["kind"], tuple(entry["ranks"]), entry["text"])
-        return None
-
-    def _failed(self, error: RuntimeError, about: set[str]) -> Cause:
-        """Name who is gone after an operation failed."""
-        self._look()
-        cause = self._known_cause(about)
-        if cause is not None and cause.ranks:
-            return cause
-        # The sockets of a killed process close one after the other.
-        for _ in range(10):
-            dead = self._dead()
-            if dead:
-                names = _list([self.name_of(rank) for rank in dead])
-                return Cause("dead", tuple(dead), f"the process of rank {names} is gone")
-            time.sleep(0.05)
-        return cause or Cause("broken", (), f"the connection broke: {_first_line(error)}")
-
-    def _dead(self) -> list[int]:
-        group = self._data or self._exchange
-        if group is None:
-            return []
-        dead = []
-        for rank in range(self.size):
-            if rank != self.rank:
-                try:
-                    # Nobody receives this; to a living rank it stays a notice of a few bytes.
-                    group.send([torch.zeros(1, dtype=torch.uint8)], rank, _PROBE_TAG)
-                except RuntimeError:
-                    dead.append(rank)
-        return dead
-
-    def _silent(self) -> list[int]:
-        """Return the ranks that do not wait for others themselves, here or at an earlier call."""
-        waiting = [rank for rank in range(self.size) if self.board.read(f"at/{rank}")]
-        return [rank for rank in range(self.size) if rank not in (self.rank, *waiting)]
-
-    def _all_beat(self, heard: dict[int, int], phase: str) -> bool:
-        """Whether all whom this wait is for are in that phase, and alive since the last look."""
-        silent = self._silent()[:_MOST_ASKED]
-        beats = self.beats(silent)
-        for rank in silent:
-            beat = beats.get(rank)
-            # A first look may find the heartbeat from before the handler; later ones may not.
-            if beat is None or (
-                rank in heard and (beat.number <= heard[rank] or beat.phase != phase)
-            ):
-                return False
-            heard[rank] = beat.number
-        return bool(silent)
-
-    def _late(self, waited_s: float) -> Cause:
-        """Name whom this wait was for, with the last word of each."""
-        call, step = self.where()
-        silent = self._silent()
-        beats = self.beats(silent[:_MOST_ASKED]) if silent else {}
-        names = [
-            f"{self.name_of(rank)} (last heard of {beats[rank]})" if rank in beats
-            else self.name_of(rank)
-            for rank in silent[:_MOST_ASKED]
-        ]  # fmt: skip
-        more = len(silent) - len(names)
-        said = (_list(names) if names else "of unknown number") + (f" and {more} more" * (more > 0))
-        text = f"rank {said} did not come to step {step} (call {call}) in {waited_s:.3g} s"
-        return Cause("timeout", tuple(silent), text)
-
-    def name_of(self, rank: int) -> str:
-        """Return the rank with its host, as messages name it."""
-        host = self.hosts[rank] if rank < len(self.hosts) else ""
-        return f"{rank} on {host}" if host else str(rank)
-
-
-def _make_group(board: Board, name: str, rank: int, size: int, limit_s: float) -> Group:
-    store = prefixed(name, board.store)
-    # Its methods are bound at run time; mypy sees an empty class.
-    group: Group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=limit_s))  # type: ignore[assignment, arg-type]
-    _immortal(group)
-    return group
-
-
-def _immortal(thing: object) -> None:
-    """Add one reference too many, so that its C++ side is never destructed (see above)."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
-def _kept(work: Work) -> Work:
-    """Keep an operation until several later ones have begun, and for good unless it completed."""
-    _immortal(work)
-    _recent.append(work)
-    if len(_recent) > _KEPT_OPERATIONS:
-        oldest = _recent.popleft()
-        if oldest.is_completed():
-            ctypes.pythonapi.Py_DecRef(ctypes.py_object(oldest))
-    return work
 
 
 def _judge_groups(
@@ -648,24 +391,6 @@ def _judge_groups(
     return "; ".join((*parts[:8], f"addresses: {', '.join(shown[:8])}{more}"))
 
 
-def _completes(work: Work, limit_s: float) -> bool:
-    """Whether an operation still completes: its data may be on the way while a rank leaves."""
-    deadline = time.monotonic() + limit_s
-    while not work.is_completed():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.002)
-    return True
-
-
-def _sentence_left(left: dict[int, dict[str, Any]]) -> str:
-    return "; ".join(
-        f"rank {rank}{' on ' + entry['host'] if entry['host'] else ''} left after step "
-        f"{entry['step']} ({entry['reason']})"
-        for rank, entry in sorted(left.items())[:8]
-    )
-
-
 def _resolve(host: str) -> str:
     try:
         return socket.gethostbyname(host)
@@ -673,17 +398,5 @@ def _resolve(host: str) -> str:
         return "not resolvable"
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0][:200]
-
-
 def _list(items: Sequence[object]) -> str:
     return ", ".join(str(item) for item in items)
-
-
-def _nothing() -> None:
-    return None
-
-
-def _no_beats(_: Sequence[int]) -> dict[int, Beat]:
-    return {}

@@ -10,22 +10,20 @@ Nothing but DivergedStateError leaves `on_call`: any failure of our own ends con
 
 from __future__ import annotations
 
-import json
 import statistics
-import struct
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from collections.abc import Callable
+from typing import Final
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
-from launchhelm.records import Command, Outcome
-from launchhelm.torch._collective import PACKET_INTEGERS, LinkLost, Links
+from launchhelm.torch._collective import Links
 from launchhelm.torch._comparison import Comparison
+from launchhelm.torch._doubt import settle
 from launchhelm.torch._errors import DivergedStateError
 from launchhelm.torch._messages import (
+    INLINE_BYTES,
     NEVER,
     Action,
     Applied,
@@ -33,7 +31,6 @@ from launchhelm.torch._messages import (
     Await,
     Cause,
     Check,
-    Checked,
     Compare,
     Conclude,
     Gather,
@@ -53,180 +50,18 @@ from launchhelm.torch._messages import (
     Settle,
     Settled,
     Share,
-    Status,
     Verdict,
     Warn,
-    digest,
 )
-from launchhelm.torch._protocol import (
-    Machine,
-)
+from launchhelm.torch._pace import Pace
+from launchhelm.torch._peers import LinkLost
+from launchhelm.torch._protocol import Machine
+from launchhelm.torch._roles import ControlStatus, Desk, Plant, Progress
+from launchhelm.torch._task import Task, text_of
+from launchhelm.torch._wire import MAX_BODY_BYTES, pack, pack_row, unpack, unpack_row
 
-MAX_BODY_BYTES: Final = 64 << 10
-MAX_TEXT_BYTES: Final = 256
 RECORD_LIMIT_S: Final = 5.0
 """After this, a command whose `applying` record is not durable is refused."""
-WORD_LIMIT_S: Final = 5.0
-"""How long a peer in doubt waits for the coordinator's word after the exchange was lost."""
-REPORT_LIMIT_S: Final = 3.0
-LEAVE_LIMIT_S: Final = 2.0
-_MAGIC: Final = 0x4C48
-_ROW: Final = struct.Struct(f"<qqqqq{MAX_TEXT_BYTES}s")
-
-
-class Ticket(Protocol):
-    """A record on its way to the disk."""
-
-    @property
-    def durable(self) -> bool:
-        """Whether it has arrived."""
-        ...
-
-
-class Desk(Protocol):
-    """Where the coordinator gets commands and files what became of them. No method waits."""
-
-    def take(self, step: int) -> Command | None:
-        """Return the next command that may be applied now, if any."""
-        ...
-
-    def applying(self, command: Command, step: int) -> Ticket:
-        """Begin to write the record that must be durable before anything changes."""
-        ...
-
-    def conclude(self, command: Command, outcome: Outcome) -> None:
-        """File the one final outcome."""
-        ...
-
-
-class Plant(Protocol):
-    """The controls of this rank. Every method runs on the thread that calls `Trainer.step`."""
-
-    def kind(self, name: str) -> Literal["state", "handler"]:
-        """Say whether the control is state, which can be taken back, or runs a handler."""
-        ...
-
-    def check(self, name: str, payload: Mapping[str, Any], step: int) -> str | None:
-        """Say why the command does not fit ("" or None when it does). Changes nothing."""
-        ...
-
-    def snapshot(self, name: str, payload: Mapping[str, Any]) -> object:
-        """Return what `restore` needs to undo `apply` exactly."""
-        ...
-
-    def apply(self, name: str, payload: Mapping[str, Any], step: int) -> Mapping[str, Any]:
-        """Change the state and return the result for the outcome. May raise anything."""
-        ...
-
-    def note(self, name: str) -> str:
-        """Say what people should know of what `apply` just did, "" for nothing."""
-        ...
-
-    def read_back(self, name: str, payload: Mapping[str, Any]) -> str:
-        """Return the values now in effect as canonical text; "" when ranks may differ."""
-        ...
-
-    def restore(self, snapshot: object) -> None:
-        """Undo `apply`, also one that failed half way."""
-        ...
-
-    def changes(self, name: str, snapshot: object) -> Mapping[str, Any]:
-        """Return {"value": {"old": ..., "new": ...}} for the outcome, after `apply`."""
-        ...
-
-    def values(self) -> Mapping[str, Any]:
-        """Return what all controls hold now, by name; JSON, to be equal on all ranks."""
-        ...
-
-
-class Progress(Protocol):
-    """What the heartbeat shows of this rank."""
-
-    phase: str
-    phase_since: float
-    exchange_wait_ms: float | None
-    step_time_ms: float | None
-
-
-@dataclass(slots=True)
-class ControlStatus:
-    """The state of the exchange, for the `ctl` record and the status view.
-
-    `diverged` is {name: {rank: value}} of values that differ between ranks.
-    """
-
-    on: bool = True
-    why: str = ""
-    serial: int = 0
-    next_due_call: int = 0
-    calls_per_exchange: int = 1
-    last_wait_ms: float = 0.0
-    diverged: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Pace:
-    """How many calls lie between two exchanges: about 0.5 s of training, found out carefully.
-
-    The interval at most doubles, is at most 1,000, and times the slowest recent step stays below
-    5 s, so that a training that suddenly slows down still listens.
-    """
-
-    target_s: float = 0.5
-    limit_s: float = 5.0
-    most: int = 1000
-    soon_s: float = 0.02
-    interval: int = 1
-    steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=64))
-    _last: float | None = None
-
-    def tick(self, now: float) -> None:
-        """Note the time of one more call."""
-        if self._last is not None:
-            self.steps_s.append(now - self._last)
-        self._last = now
-
-    def rest(self) -> None:
-        """Let the time until the next call count for nothing."""
-        self._last = None
-
-    @property
-    def step_s(self) -> float:
-        """The median of recent steps, in seconds."""
-        return statistics.median(self.steps_s) if self.steps_s else 0.0
-
-    def next_interval(self) -> int:
-        """Decide the interval that follows the current one."""
-        slowest_s = max(self.steps_s, default=self.limit_s)
-        most = min(2 * self.interval, self.most, self.limit_s / max(slowest_s, 1e-9))
-        self.interval = max(1, int(min(most, self.target_s / max(self.step_s, 1e-9))))
-        return self.interval
-
-    def soon(self) -> int:
-        """Return the calls until the next exchange while a command is under way."""
-        return max(1, min(self.interval, round(self.soon_s / max(self.step_s, 1e-9))))
-
-
-@dataclass(slots=True)
-class _Task:
-    """The command under way, as every rank knows it."""
-
-    body: bytes
-    name: str
-    payload: Mapping[str, Any]
-    last_step: int | None
-    command: Command | None = None
-    ticket: Ticket | None = None
-    recorded_at: float = 0.0
-    snapshot: object = None
-    result: Mapping[str, Any] | None = None
-    changes: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, body: bytes, command: Command | None = None) -> _Task:
-        """Read the body of a command."""
-        value = json.loads(body)
-        return cls(body, value["name"], value["payload"], value["last_step"], command)
 
 
 class Exchange:
@@ -267,8 +102,9 @@ class Exchange:
         self._notice = notice
         self._now = clock.monotonic
         self._pace = Pace()
+        self._tick = self._pace.ticks.append
         self._waits_ms: deque[float] = deque(maxlen=16)
-        self._task: _Task | None = None
+        self._task: Task | None = None
         self._phase_before = ""
         self._told: set[str] = set()
         self._call = 0
@@ -307,7 +143,7 @@ class Exchange:
         """
         self._call = call = self._call + 1
         self._step = step
-        self._pace.tick(self._now())
+        self._tick(self._now())
         if call >= self._wake:
             self._serve(self._machine.begin(call, step))
 
@@ -337,7 +173,7 @@ class Exchange:
                 self._links.leave(self._step, self._call, reason)
                 self._links.drop()
         except Exception as error:  # Leaving must not cost the training anything.
-            self._tell(f"Leaving the control exchange failed: {_text(error)}.")
+            self._tell(f"Leaving the control exchange failed: {text_of(error)}.")
         self._show()
 
     def _serve(self, action: Action) -> None:
@@ -360,14 +196,14 @@ class Exchange:
 
     def _fail(self, error: Exception) -> None:
         """End control after a mistake of our own, by the rules for a lost exchange."""
-        cause = Cause("internal", (), f"internal error: {_text(error)}")
+        cause = Cause("internal", (), f"internal error: {text_of(error)}")
         try:
             self._run(self._machine.lose(cause))
         except DivergedStateError:
             raise
         except Exception as again:  # Then without the rules.
             self._machine.on, self._machine.cause = False, cause
-            self._tell(f"Control is off: {_text(again)}.")
+            self._tell(f"Control is off: {text_of(again)}.")
 
     def _run(self, action: Action) -> None:
         """Carry out actions until the call is over."""
@@ -390,7 +226,7 @@ class Exchange:
                 case Gather():
                     return self._gather(action)
                 case Check():
-                    return self._check()
+                    return self._under_way.check(self._step)
                 case Look():
                     return self._look(action)
                 case Compare():
@@ -403,7 +239,7 @@ class Exchange:
                 case Apply():
                     return self._apply(action)
                 case Restore():
-                    return self._restore()
+                    return self._under_way.restore()
                 case Conclude():
                     return self._conclude(action.verdict)
                 case Settle():
@@ -420,112 +256,109 @@ class Exchange:
 
     def _issue(self, packet: Packet) -> None:
         assert self._links is not None
-        self._links.issue(_pack(packet))
+        is_inline = packet.kind is Kind.COMMAND and packet.size <= INLINE_BYTES
+        self._links.issue(pack(packet, self._under_way.body if is_inline else b""))
 
     def _await(self) -> Packet | Lost:
         assert self._links is not None
         start = time.perf_counter()
-        integers = self._links.receive()
+        data = self._links.receive()
         wait_ms = (time.perf_counter() - start) * 1e3
         self._waits_ms.append(wait_ms)
         self.status.last_wait_ms = wait_ms
         self._progress.exchange_wait_ms = statistics.median(self._waits_ms)
         self._progress.step_time_ms = self._pace.step_s * 1e3
-        packet = _unpack(integers)
+        packet, body = unpack(data) or (None, b"")
         if packet is None:
             return Lost(Cause("serial", (), "the coordinator speaks another version"))
+        if body and not self._machine.coordinator:
+            self._task = Task(self._plant, body)
         return packet
 
     def _share(self, action: Share) -> Result:
         assert self._links is not None
-        own = self._task.body if self._task and self._machine.coordinator else None
-        body = self._links.share(own, action.size)
-        if own is None:
-            self._task = _Task.parse(body)
+        if self._machine.coordinator:
+            self._links.share(self._under_way.body, action.size)
+        else:
+            self._task = Task(self._plant, self._links.share(None, action.size))
         return None
 
     def _gather(self, action: Gather) -> tuple[Row, ...]:
         assert self._links is not None
         handler = f"in {self._under_way.name}" if action.handler else ""
-        rows = self._links.gather(_pack_row(action.row), handler=handler)
-        return tuple(_unpack_row(row) for row in rows)
-
-    # On this rank's controls.
-
-    def _check(self) -> Checked:
-        task = self._under_way
-        try:
-            handler = self._plant.kind(task.name) == "handler"
-            return Checked(self._plant.check(task.name, task.payload, self._step) or "", handler)
-        except Exception as error:  # A control's mistake is a refusal, not a crash.
-            return Checked(_text(error))
+        rows = self._links.gather(pack_row(action.row), handler=handler)
+        return tuple(map(unpack_row, rows))
 
     def _apply(self, action: Apply) -> Applied:
         task = self._under_way
-        if task.last_step is not None and self._step > task.last_step:
-            return Applied(Status.EXPIRED, f"Expired: step {self._step} is past {task.last_step}")
-        changed = False
+        if action.handler:
+            self._enter(f"in {task.name}")
         try:
-            if action.handler:
-                self._enter(f"in {task.name}")
-                task.result = self._plant.apply(task.name, task.payload, self._step)
-                return Applied(Status.OK)
-            task.snapshot = self._plant.snapshot(task.name, task.payload)
-            changed = True
-            task.result = self._plant.apply(task.name, task.payload, self._step)
-            values = self._plant.read_back(task.name, task.payload)
-            if self._desk is not None:
-                task.changes = self._plant.changes(task.name, task.snapshot)
-        except Exception as error:  # It may raise anything; the other ranks must hear of it.
-            return Applied(Status.FAILED, _text(error), changed=changed)
+            return task.apply(self._step, action.handler)
         finally:
             self._done()
-        return Applied(Status.OK, values, digest(values), changed)
-
-    def _restore(self) -> str:
-        task = self._under_way
-        try:
-            self._plant.restore(task.snapshot)
-        except Exception as error:  # The other ranks must hear of it.
-            return _text(error)
-        return ""
 
     # With the desk, on the coordinator.
 
     def _look(self, action: Look) -> Looked:
-        size, durable, overdue = None, False, False
+        machine, is_regular = self._machine, self._pace.is_regular(self._call, self._step)
         if action.under_way:
-            task = self._under_way
-            durable = task.ticket is not None and task.ticket.durable
-            overdue = self._now() - task.recorded_at > RECORD_LIMIT_S
-        elif self._desk is not None:
-            size = self._take()
-        if self._links is None or not self._machine.on:
-            return Looked(size, durable, overdue, 1, 1)  # Every call is due; there is no pace.
-        interval = self._pace.next_interval() if not self._machine.every else 0
-        drift, compare = None, False
-        if size is None and not action.under_way:
+            return self._look_again(self._under_way, is_regular)
+        # Where steps rise by one per call, a command for a later step travels early.
+        first = self._desk.upcoming(self._step) if is_regular and self._desk is not None else None
+        lead = 0 if first is None else self._lead()
+        size = self._take(0 if first is None else lead + 1)
+        if self._links is None or not machine.on:
+            return Looked(size)  # Every call is due; there is no pace.
+        interval, drift, compare = self._interval(), None, False
+        if size is None:
             drift, compare = self._compared.found(), self._compared.is_due
-        return Looked(size, durable, overdue, interval, self._pace.soon(), compare, drift)
+            spare = self._calls_to(first) - 1 - lead
+            if spare > 0:
+                interval = min(interval, spare)
+        return Looked(size, False, False, interval, self._pace.soon(), compare, drift)
 
-    def _take(self) -> int | None:
-        assert self._desk is not None
+    def _look_again(self, task: Task, is_regular: bool) -> Looked:
+        """Look whether the record of the command under way is durable, and its step near."""
+        durable = task.ticket is not None and task.ticket.durable
+        overdue = not durable and self._now() - task.recorded_at > RECORD_LIMIT_S
+        calls = self._calls_to(task.first_step)
+        if calls > 0 and not is_regular:
+            durable = False  # It was taken early, and now its step must come first.
+        if self._links is None:
+            return Looked(None, durable, overdue, at=self._call + calls)
+        soon = max(1, min(self._pace.soon(), calls - 2)) if calls > 0 else self._pace.soon()
+        return Looked(None, durable, overdue, self._interval(), soon, at=self._call + calls)
+
+    def _lead(self) -> int:
+        """Return how many calls after its announcement a command can surely be applied."""
+        every = self._machine.every
+        return 2 * every if every else self._pace.lead()
+
+    def _interval(self) -> int:
+        return 0 if self._machine.every else self._pace.next_interval()
+
+    def _calls_to(self, step: int | None) -> int:
+        """Return in how many calls that step comes, if steps go on rising by one per call."""
+        return 0 if step is None else step - self._step
+
+    def _take(self, ahead: int) -> int | None:
+        if self._desk is None:
+            return None
         try:
-            command = self._desk.take(self._step)
+            command = self._desk.take(self._step, ahead)
         except Exception as error:  # The ranks wait for a packet, with or without a command in it.
-            self._tell(f"The next command could not be taken: {_text(error)}.")
+            self._tell(f"The next command could not be taken: {text_of(error)}.")
             return None
         if command is None:
             return None
-        body = json.dumps(
-            {"name": command.name, "payload": command.payload, "last_step": command.last_step}
-        ).encode()
-        self._task = _Task.parse(body, command)
-        if len(body) > MAX_BODY_BYTES:
-            text = f"The command has {len(body):,} bytes; at most {MAX_BODY_BYTES:,} can be sent."
+        self._task = Task.of(command, self._plant)
+        size = len(self._task.body)
+        if size > MAX_BODY_BYTES:
+            text = f"The command has {size:,} bytes; at most {MAX_BODY_BYTES:,} can be sent."
             self._conclude(Verdict("rejected", "too_large", text))
             return None
-        return len(body)
+        return size
 
     def _record(self) -> Result:
         task = self._under_way
@@ -537,30 +370,16 @@ class Exchange:
     def _conclude(self, verdict: Verdict) -> Result:
         task = self._under_way
         assert self._desk is not None and task.command is not None
-        final = verdict.state in ("applied", "outcome_unknown")
-        outcome = Outcome(
-            command=task.command.id,
-            state=verdict.state,
-            code=verdict.code,
-            message=verdict.message
-            or (self._plant.note(task.name) if verdict.state == "applied" else ""),
-            name=task.name,
-            result=task.result if verdict.state == "applied" else None,
-            applied_at={"step": self._step} if verdict.state == "applied" else {},
-            applied_on=verdict.applied_on,
-            of=self._machine.size if final else None,
-            rolled_back=verdict.rolled_back,
-            changes=task.changes if final else {},
-            failures=tuple((rank, self._host(rank), text) for rank, text in verdict.failures),
-        )
+        hosts = {rank: self._host(rank) for rank, _ in verdict.failures}
+        outcome = task.outcome(verdict, self._step, hosts, self._machine.size)
         try:
             self._desk.conclude(task.command, outcome)
         except Exception as error:  # The other ranks must still learn what became of it.
-            self._tell(f"The outcome of {task.name!r} could not be recorded: {_text(error)}.")
+            self._tell(f"The outcome of {task.name!r} could not be recorded: {text_of(error)}.")
         return None
 
     @property
-    def _under_way(self) -> _Task:
+    def _under_way(self) -> Task:
         assert self._task is not None
         return self._task
 
@@ -584,33 +403,7 @@ class Exchange:
 
     def _settle(self, action: Settle) -> Settled:
         assert self._links is not None
-        links, board, number = self._links, self._links.board, action.command
-        if action.never:
-            board.put(f"never/{number}", "1")
-            return Settled(True)
-        if action.before < NEVER:
-            return Settled(_within(LEAVE_LIMIT_S, lambda: links.left_before(action.before)))
-        if self._machine.coordinator:
-            reports = {0: "1" if action.applied else "0"}
-            missing = set(range(1, links.size)) - set(
-                self._machine.cause.ranks if self._machine.cause else ()
-            )
-
-            def all_reported() -> bool:
-                for rank in sorted(missing - set(reports)):
-                    report = board.read(f"report/{number}/{rank}")
-                    if report is not None:
-                        reports[rank] = report
-                return missing <= set(reports) or not board.alive
-
-            _within(REPORT_LIMIT_S, all_reported)
-            return Settled(False, applied_on=list(reports.values()).count("1"))
-        board.put(f"report/{number}/{links.rank}", "1" if action.applied else "0")
-        if not action.wait:
-            return Settled(False)
-        word = f"never/{number}"
-        _within(WORD_LIMIT_S, lambda: board.read(word) is not None or not board.alive)
-        return Settled(board.read(word) is not None)
+        return settle(self._links, action, self._machine.cause.ranks if self._machine.cause else ())
 
     def _warn(self, verdict: Verdict) -> Result:
         warnings.warn(str(self._error(verdict)), RuntimeWarning, stacklevel=6)
@@ -663,43 +456,3 @@ class Exchange:
         if self._phase_before:
             self._progress.phase, self._progress.phase_since = self._phase_before, self._now()
             self._phase_before = ""
-
-
-def _pack(packet: Packet) -> list[int]:
-    return [
-        _MAGIC, packet.serial, packet.kind, packet.next_due, packet.command, packet.size,
-        packet.apply_call, 0,
-    ]  # fmt: skip
-
-
-def _unpack(integers: list[int]) -> Packet | None:
-    assert len(integers) == PACKET_INTEGERS
-    magic, serial, kind, next_due, command, size, apply_call, _ = integers
-    if magic != _MAGIC or kind not in list(Kind):
-        return None
-    return Packet(serial, Kind(kind), next_due, command, size, apply_call)
-
-
-def _pack_row(row: Row) -> bytes:
-    # Cut in UTF-8, then drop what was cut in half.
-    text = row.text.encode(errors="replace")[:MAX_TEXT_BYTES].decode(errors="ignore").encode()
-    return _ROW.pack(row.status, row.call, row.step, row.digest, len(text), text)
-
-
-def _unpack_row(data: bytes) -> Row:
-    status, call, step, digest, size, text = _ROW.unpack(data)
-    return Row(Status(status), call, step, digest, text[:size].decode())
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _within(limit_s: float, condition: Callable[[], bool]) -> bool:
-    """Poll a condition of the board until it holds or the time is over."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True

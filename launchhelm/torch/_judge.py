@@ -36,6 +36,8 @@ def judge_results(rows: Sequence[Row]) -> Verdict:
     """Return what became of a command that all ranks tried to apply."""
     if all(row.status is Status.EXPIRED for row in rows):
         return Verdict("expired", "expired", "Its last step passed before it could be applied.")
+    if all(row.status is Status.EARLY for row in rows):
+        return Verdict("rejected", "step_not_reached", f"{rows[0].text}; nothing was changed.")
     failures = [
         (rank, row.text or row.status.name.lower())
         for rank, row in enumerate(rows)

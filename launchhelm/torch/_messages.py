@@ -13,6 +13,9 @@ from typing import Final, TypeAlias
 NEVER: Final = 1 << 62
 """A call that does not come."""
 
+INLINE_BYTES: Final = 448
+"""The body of a command up to this size travels in the packet that announces it."""
+
 
 class Kind(IntEnum):
     """What a packet says."""
@@ -32,6 +35,7 @@ class Status(IntEnum):
     OK = 0
     FAILED = 1
     EXPIRED = 2
+    EARLY = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,8 @@ class Packet:
         kind: What it says.
         next_due: The due call after this one.
         command: Number of the command it is about, 0 when about none.
-        size: Bytes of the body that follows, for COMMAND and DRIFT; the last step, for CLOSING.
+        size: Bytes of the body, for COMMAND and DRIFT, which follows unless it is inside; the last
+            step, for CLOSING.
         apply_call: Always later than the call at which this packet is awaited; for APPLY.
     """
 
@@ -140,6 +145,7 @@ class Looked:
         soon: Calls until the next exchange while a command is under way.
         compare: Whether it is time to compare the values of all ranks.
         drift: Bytes of what the last comparison found, None when there is nothing new.
+        at: The call at which the command under way should be applied, if that is yet to come.
     """
 
     size: int | None = None
@@ -149,6 +155,7 @@ class Looked:
     soon: int = 1
     compare: bool = False
     drift: int | None = None
+    at: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,15 @@ order dead-locks and that ranks never disagree silently.
 How a command travels (D is a due call, known to all ranks beforehand):
 
     call D-1   coordinator   issues the packet of D, without waiting: "command 7, 83 bytes"
-    call D     all           await it, share the body, check it, gather the votes
+    call D     all           await it (a long body follows), check it, gather the votes
                coordinator   records `applying`, without waiting
     call E-1   coordinator   once that record is durable: issues "apply 7 at call E+1"
     call E     all           await that
     call E+1   all           snapshot, apply, read back; gather the results; all right: done.
                              Otherwise everyone restores and gathers once more.
+
+The apply call is later than E+1 for a command that waits for a step to come; such a command starts
+early, so that it can be applied just then.
 
 A rank is in doubt while it cannot exclude that others apply a command it has agreed to: a peer from
 its accepting vote until the result, the coordinator from issuing the apply packet. When the
@@ -37,6 +40,7 @@ from launchhelm.torch._judge import (
     refusal,
 )
 from launchhelm.torch._messages import (
+    INLINE_BYTES,
     NEVER,
     Action,
     Applied,
@@ -195,7 +199,9 @@ class Machine:
         self.due = packet.next_due
         if packet.kind is Kind.COMMAND:
             self.command, self.body, self.stage = packet.command, packet.size, "offered"
-            return self._do(Share(packet.size), "shared")
+            if packet.size > INLINE_BYTES:
+                return self._do(Share(packet.size), "shared")
+            return self._after_shared(None)
         if packet.kind is Kind.CLOSING:
             text = f"{self.leader} left after step {packet.size} (finished)"
             return self._lost(Cause("left", (0,), text))
@@ -346,7 +352,7 @@ class Machine:
         if self.stage == "accepted":
             if looked.durable:
                 self.doubt = True
-                self.apply_call = at = due + (self.every or 1)
+                self.apply_call = at = self._apply_at(looked.at)
                 return Packet(serial, Kind.APPLY, at + interval, self.command, apply_call=at)
             if looked.overdue:
                 return Packet(serial, Kind.REJECT, due + interval, self.command)
@@ -361,9 +367,16 @@ class Machine:
             return Packet(serial, Kind.COMPARE, due + interval)
         return Packet(serial, Kind.IDLE, due + interval)
 
+    def _apply_at(self, wanted: int) -> int:
+        """Return the call for an apply that the next packet announces; always a later one."""
+        every = self.every or 1
+        return max(self.due + every, -(-wanted // every) * every)
+
     def _after_looked_alone(self, looked: Looked) -> Action:
         if self.stage == "accepted":
             if looked.durable:
+                if self.call < looked.at:
+                    return Go()
                 self.doubt = True
                 return self._apply()
             return self._resolved(_NOT_STORED) if looked.overdue else Go()

@@ -450,14 +450,14 @@ def _no_group(rank: int, size: int, tell: Any, required: bool) -> Any:
     from launchhelm.errors import Unavailable
     from launchhelm.torch import _collective
 
-    make = _collective._make_group
+    make = _collective.make_group
 
     def fail(*arguments: Any) -> Any:
         if rank == 1:
             raise RuntimeError("no interface")
         return make(*arguments)
 
-    _collective._make_group = fail
+    _collective.make_group = fail
     try:
         loop = Loop([fields(command("lr", 3, value=0.5))], agree_s=1.0, required=required)
     except Unavailable as error:

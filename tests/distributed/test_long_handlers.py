@@ -21,11 +21,11 @@ def works_long(rank: int, size: int, tell: Any, lives: bool, stays: bool = True)
 
     Ranks that have raised stay until all have, or are gone before rank 1 is back.
     """
-    from launchhelm.torch import _collective
+    from launchhelm.torch import _peers
     from launchhelm.torch._beats import Beat
     from launchhelm.torch._errors import DivergedStateError
 
-    _collective._PATIENCE_S = 0.5  # type: ignore[misc]
+    _peers._PATIENCE_S = 0.5  # type: ignore[misc]
     numbers = itertools.count(1)
 
     def beats(ranks: Sequence[int]) -> dict[int, Beat]:

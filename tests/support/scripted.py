@@ -67,10 +67,14 @@ class ScriptedDesk:
         self.recorded: list[str] = []
         self._durable_after_s = durable_after_s
 
-    def take(self, step: int) -> Command | None:
-        if self.waiting and step >= (self.waiting[0].first_step or 0):
+    def take(self, step: int, ahead: int = 0) -> Command | None:
+        if self.waiting and step + ahead >= (self.waiting[0].first_step or 0):
             return self.waiting.pop(0)
         return None
+
+    def upcoming(self, step: int) -> int | None:
+        first = (self.waiting[0].first_step or 0) if self.waiting else 0
+        return first if first > step else None
 
     def applying(self, command: Command, step: int) -> LateTicket:
         self.recorded.append(command.id)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from launchhelm.torch import _exchange
 from launchhelm.torch._errors import DivergedStateError
-from launchhelm.torch._exchange import Exchange, Pace
+from launchhelm.torch._exchange import Exchange
 from launchhelm.torch._judge import (
     judge_results,
     judge_votes,
 )
 from launchhelm.torch._messages import (
+    INLINE_BYTES,
     Applied,
     Cause,
     Checked,
@@ -29,9 +31,9 @@ from launchhelm.torch._messages import (
     Settled,
     Status,
 )
-from launchhelm.torch._protocol import (
-    Machine,
-)
+from launchhelm.torch._pace import Pace
+from launchhelm.torch._protocol import Machine
+from launchhelm.torch._wire import pack, pack_row, unpack, unpack_row
 from tests.support.scripted import ScriptedDesk, ScriptedPlant, Shown, command
 
 
@@ -57,8 +59,8 @@ class Alone:
 
 
 def test_one_rank_applies_a_command_as_soon_as_its_record_is_durable() -> None:
-    alone = Alone(command("lr", first_step=3, value=0.05))
-    alone.steps(1, 6)
+    alone = Alone(command("lr", value=0.05))
+    alone.steps(3, 6)
     (outcome,) = alone.desk.outcomes
     assert outcome.state == "applied"
     assert (outcome.applied_on, outcome.of) == (1, 1)
@@ -78,6 +80,26 @@ def test_nothing_changes_before_the_record_is_durable(monkeypatch: pytest.Monkey
         ("rejected", "storage_unavailable")
     ]
     assert alone.plant.held["lr"] == 0.1
+
+
+@pytest.mark.parametrize("durable_after_s", [0.0, 0.02])
+def test_a_command_for_a_later_step_is_applied_at_just_that_step(durable_after_s: float) -> None:
+    alone = Alone(command("lr", first_step=60, value=0.05), durable_after_s=durable_after_s)
+    for step in range(1, 70):
+        time.sleep(0.002)
+        alone.exchange.on_call(step)
+    (outcome,) = alone.desk.outcomes
+    assert outcome.applied_at == {"step": 60}
+
+
+def test_a_step_that_does_not_come_is_waited_for_however_calls_and_steps_go() -> None:
+    alone = Alone(command("lr", first_step=20, value=0.05))
+    for step in (1, 2, 3, *[19] * 40):
+        alone.exchange.on_call(step)
+    assert not alone.desk.outcomes
+    alone.exchange.on_call(25)
+    alone.exchange.on_call(26)
+    assert [one.applied_at["step"] for one in alone.desk.outcomes] in ([25], [26])
 
 
 def test_a_refused_command_changes_nothing_and_says_why() -> None:
@@ -163,26 +185,27 @@ def test_an_oversized_command_is_refused() -> None:
 def test_the_pace_at_most_doubles_and_heeds_the_slowest_step() -> None:
     pace, now = Pace(), 0.0
     for _ in range(65):
-        pace.tick(now)
+        pace.ticks.append(now)
         now += 0.005
     seen = [pace.next_interval() for _ in range(10)]
     assert seen[:4] == [2, 4, 8, 16]
     assert seen[-1] in (99, 100, 101)
     assert pace.soon() == 4
-    pace.tick(now + 2.0)
+    pace.ticks.append(now + 2.0)
     assert pace.next_interval() == 2
     for _ in range(65):
-        pace.tick(now)
+        pace.ticks.append(now)
         now += 1e-5
     assert [pace.next_interval() for _ in range(12)][-1] == 1000
 
 
 def test_packets_and_rows_survive_packing() -> None:
     packet = Packet(7, Kind.APPLY, 1 << 40, 3, 83, 1 << 41)
-    assert _exchange._unpack(_exchange._pack(packet)) == packet
-    assert _exchange._unpack([0] * 8) is None
+    assert unpack(pack(packet)) == (packet, b"")
+    assert unpack(pack(packet, b"x" * INLINE_BYTES)) == (packet, b"x" * INLINE_BYTES)
+    assert unpack(bytes(len(pack(packet)))) is None
     row = Row(Status.FAILED, 1 << 40, -5, (1 << 56), "Fehler: größer als 1 " + "ü" * 300)
-    back = _exchange._unpack_row(_exchange._pack_row(row))
+    back = unpack_row(pack_row(row))
     assert (back.status, back.call, back.step, back.digest) == (
         row.status, row.call, row.step, row.digest,
     )  # fmt: skip
@@ -213,7 +236,6 @@ def peer_that_accepted() -> Machine:
     machine = Machine(rank=1, size=2)
     machine.begin(2, 2)
     machine.feed(Packet(0, Kind.COMMAND, 3, command=1, size=9))
-    machine.feed(None)
     machine.feed(Checked(""))
     return machine
 
@@ -250,7 +272,6 @@ def test_a_peer_that_refused_is_not_in_doubt() -> None:
     machine = Machine(rank=1, size=2)
     machine.begin(2, 2)
     machine.feed(Packet(0, Kind.COMMAND, 3, command=1, size=9))
-    machine.feed(None)
     machine.feed(Checked("out of range"))
     assert machine.feed(GONE) == Off(GONE.cause, in_doubt=False)
     assert machine.feed(None) == Go()

@@ -1,0 +1,65 @@
+"""How many calls lie between two exchanges, and how long before its step a command must travel."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Pace:
+    """About 0.5 s of training from exchange to exchange, found out carefully.
+
+    The interval at most doubles, is at most 1,000, and times the slowest recent step stays below
+    5 s, so that a training that suddenly slows down still listens.
+    """
+
+    target_s: float = 0.5
+    limit_s: float = 5.0
+    most: int = 1000
+    soon_s: float = 0.02
+    interval: int = 1
+    ticks: deque[float] = field(default_factory=lambda: deque(maxlen=65))
+    """When the last calls were; their differences are the steps. Every call appends its time."""
+    _seen: tuple[int, int] | None = None
+
+    def rest(self) -> None:
+        """Let the time until the next call count for nothing."""
+        self.ticks.append(math.nan)
+
+    @property
+    def steps_s(self) -> list[float]:
+        """Seconds of recent steps."""
+        taken = (now - before for before, now in itertools.pairwise(self.ticks))
+        return [each for each in taken if each == each]  # No NaN.
+
+    @property
+    def step_s(self) -> float:
+        """The median of recent steps, in seconds."""
+        return statistics.median(self.steps_s or [0.0])
+
+    def next_interval(self) -> int:
+        """Decide the interval that follows the current one."""
+        slowest_s = max(self.steps_s, default=self.limit_s)
+        most = min(2 * self.interval, self.most, self.limit_s / max(slowest_s, 1e-9))
+        self.interval = max(1, int(min(most, self.target_s / max(self.step_s, 1e-9))))
+        return self.interval
+
+    def soon(self) -> int:
+        """Return the calls until the next exchange while a command is under way."""
+        return min(self.interval, self._calls_in(self.soon_s))
+
+    def lead(self) -> int:
+        """Return how many calls after its announcement a command can surely be applied."""
+        return 3 * self._calls_in(self.soon_s) + 1
+
+    def _calls_in(self, seconds: float) -> int:
+        return max(1, min(self.most, round(seconds / max(self.step_s, 1e-9))))
+
+    def is_regular(self, call: int, step: int) -> bool:
+        """Whether steps rose by one per call since this was asked last."""
+        before, self._seen = self._seen, (call, step)
+        return before is not None and call > before[0] and call - before[0] == step - before[1]
