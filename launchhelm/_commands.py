@@ -250,6 +250,30 @@ class CommandDesk:
                 return held.command
             self._refuse(held, judgement.state, judgement.code, judgement.message)
 
+    def admit(self, command: Command, *, frozen: str = "") -> bool:
+        """Record that a command of this process's own is taken, and whether it may act now. No I/O.
+
+        The caller must call `applying` and `conclude` for one that may.
+
+        Args:
+            frozen: Who froze the controls, as far as the caller knows it and this desk does not.
+        """
+        claimed = Outcome(
+            command.id,
+            "claimed",
+            name=command.name,
+            payload=command.payload,
+            issued_by=command.issued_by,
+            reason=command.reason,
+            replays=command.replays,
+        )
+        self._recorder.append_urgent("oc", claimed.body())
+        frozen = frozen if self._frozen is None else self._frozen
+        if frozen:
+            refused = Outcome(command.id, "rejected", code="frozen", message=frozen)
+            self.conclude(command, refused)
+        return not frozen
+
     def applying(self, command: Command, *, step: int | None = None) -> Ticket:
         """Record that a command is about to act; nothing changes before the ticket is durable."""
         with self._lock:

@@ -61,10 +61,19 @@ def around_of(
             if each.state in ("late", "silent")
         ],
         cancelled_by=cancelled_by,
+        reverted_by=_reverted_by(command),
         control_off=str(view.controls.get("why") or "no reason reported") if off else "",
         run_over=f"the run has ended ({view.state.text})" if view.state.is_over else "",
         run_closed=view.state.is_closed,
     )
+
+
+def _reverted_by(command: views.CommandView | None) -> str:
+    """Say what took the effect of a command away later, "" when nothing did."""
+    effect = (command.effect if command is not None else None) or {}
+    if not effect.get("reverted"):
+        return ""
+    return f"{effect['reverted']}, step {effect.get('step')} of attempt {effect.get('attempt')}"
 
 
 def pace_of(view: views.RunView) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from launchhelm import _wording, views
 from launchhelm.cli import _control_check as check
@@ -15,11 +15,7 @@ from launchhelm.cli._control_send import not_sent
 from launchhelm.cli._exit import Exit, UsageError
 from launchhelm.cli._sections import values_of
 from launchhelm.cli.output import Output
-
-_FIELD: Final = {"lr": "lr", "weight_decay": "value", "grad_clip": "max_norm", "dropout": "p"}
-"""The field of each control that sets a value; of a tunable it is `value`."""
-
-_PER_GROUP: Final = ("lr", "weight_decay")
+from launchhelm.controls.assign import PER_GROUP, payload_of
 
 Step = tuple[dict[str, Any], dict[str, Any]]
 """Input of one command and the values it expects. Any: JSON."""
@@ -66,6 +62,9 @@ def _undone_by(run: views.RunView, command: views.CommandView) -> list[views.Com
         raise _CannotUndo(f"it is {command.state.replace('_', ' ')}")
     if command.name not in run.capabilities:
         raise _CannotUndo("the run has no such control now")
+    reverted = (command.effect or {}).get("reverted")
+    if reverted:
+        raise _CannotUndo(f"a {reverted} has undone it already")
     applied = [
         each for each in run.commands if each.state == "applied" and each.name == command.name
     ]
@@ -104,7 +103,7 @@ def _is_undone(command: views.CommandView, last: views.CommandView) -> bool:
     before, after = (_sides(each, command.name) for each in (command, last))
     scales: list[Any] = [each.payload.get("scale") for each in (command, last)]
     same_group = command.payload.get("group") == last.payload.get("group")
-    if command.name in _PER_GROUP and all(scales) and same_group:
+    if command.name in PER_GROUP and all(scales) and same_group:
         return bool(math.isclose(scales[0] * scales[1], 1.0))
     return before is not None and after is not None and before[0] == after[1]
 
@@ -139,7 +138,7 @@ def steps_back(
     new: Any = change.get("new")
     now = values[name]
     as_left = f"it is {_wording.values_text(now)} now, not as the command left it"
-    if name not in _PER_GROUP:
+    if name not in PER_GROUP:
         if now not in (old, new):
             raise _CannotUndo(as_left)
         return [(_one_value(name, old), {name: now})] if now != old else []
@@ -157,25 +156,23 @@ def steps_back(
 
 
 def _one_value(name: str, old: Any) -> dict[str, Any]:
-    if name == "dropout" and not isinstance(old, int | float):
+    payload = payload_of(name, old)
+    if payload is None and name == "dropout":
         raise _CannotUndo("its modules had different values")
-    if name == "grad_clip" and old is None:
-        return {}
-    if name not in _FIELD and not name.startswith("set_"):
+    if payload is None:
         raise _CannotUndo("send the command that does the opposite")
-    return {_FIELD.get(name, "value"): old}
+    return payload
 
 
 def _absolute(name: str, old: list[float], now: list[float]) -> list[Step]:
     """Set the old values: all groups at once where they were equal, else one after the other."""
-    field = _FIELD[name]
     if len(set(old)) == 1:
-        return [({field: old[0]}, {name: now})]
+        return [(_one_value(name, old[0]), {name: now})]
     steps: list[Step] = []
     values = list(now)
     for group, value in enumerate(old):
         if values[group] != value:
-            steps.append(({field: value, "group": group}, {name: list(values)}))
+            steps.append(({**_one_value(name, value), "group": group}, {name: list(values)}))
             values[group] = value
     return steps
 

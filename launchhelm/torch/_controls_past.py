@@ -1,20 +1,15 @@
-"""What earlier attempts were commanded, and whether this one still has it in effect.
-
-Optimizer and scheduler know nothing of a live command: a script that starts again has its own
-values, or those of its checkpoint. Nothing is changed here; what was undone is told.
-"""
+"""What the controls of a run were commanded, as its records and this process know it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launchhelm.records import FREEZE, UNFREEZE, Record
 from launchhelm.store.reader import Reader
-from launchhelm.torch._controls import StateControl, is_number
-from launchhelm.torch._learning_rate import LearningRate
+from launchhelm.torch._controls import is_number
 
 
 @dataclass(slots=True)
@@ -22,17 +17,23 @@ class Commanded:
     """What the applied commands of one control came to.
 
     Args:
-        attempt: Where the last one was applied.
+        command: The last one.
+        attempt: Where it was applied.
         step: When.
         values: Per group what it was given last; a control without groups has group 0 only.
-        factors: Per group the product of all changes in that attempt; None: it cannot be known.
-        seen: The value per group that the same attempt recorded last.
+        factors: Per group the product of all changes; None: it cannot be known.
+        had: Per group every factor that was in effect at some time, 1.0 among them.
+        reverted_to: Per group the factor that a restart or a restored state has left.
+        seen: The value per group that was recorded last, or that a restored state has replaced.
     """
 
+    command: str
     attempt: int
     step: int | None
     values: dict[int, Any] = field(default_factory=dict)  # Any: a number, or a tunable's value.
     factors: dict[int, float | None] = field(default_factory=dict)
+    had: dict[int, set[float]] = field(default_factory=dict)
+    reverted_to: dict[int, float] = field(default_factory=dict)
     seen: list[Any] = field(default_factory=list)
 
     @property
@@ -47,18 +48,36 @@ class Commanded:
             return False
         return self.step is None or (isinstance(step, int) and step >= self.step)
 
-    def take(self, old: list[Any], new: list[Any]) -> None:
+    def take(self, old: Sequence[Any], new: Sequence[Any]) -> None:
         """Add what one more command has changed."""
         for group, (before, after) in enumerate(zip(old, new, strict=False)):
             if before == after:
                 continue
             self.values[group] = after
-            factor = self.factors.get(group, 1.0)
+            factor = self.reverted_to.pop(group, self.factors.get(group, 1.0))
             if factor is None or not is_number(before) or not is_number(after) or not before:
                 self.factors[group] = None
             else:
-                self.factors[group] = factor * (after / before)
-        self.seen = new
+                self.hold(group, factor * (after / before))
+        self.seen = list(new)
+
+    def hold(self, group: int, factor: float) -> None:
+        """Note the product of all changes of a group."""
+        self.factors[group] = factor
+        self.had.setdefault(group, {1.0}).add(factor)
+
+
+@dataclass(slots=True)
+class Past:
+    """What earlier attempts left.
+
+    Args:
+        commanded: By control.
+        frozen: Who froze the controls, "" when nobody did or it was undone.
+    """
+
+    commanded: dict[str, Commanded] = field(default_factory=dict)
+    frozen: str = ""
 
 
 def kept(restored: Mapping[str, Any]) -> tuple[int, float | None, Mapping[str, Any]]:
@@ -74,98 +93,59 @@ def kept(restored: Mapping[str, Any]) -> tuple[int, float | None, Mapping[str, A
     )
 
 
-def commanded(directory: Path, attempt: int) -> dict[str, Commanded]:
-    """Read what the attempts before this one were commanded, by control.
+def past_of(directory: Path, attempt: int) -> Past:
+    """Read what the attempts before this one were commanded.
 
     Only the coordinators' records other than metrics are read.
     """
     from launchhelm.views.fold import whole_body  # A run that begins anew never needs it.
 
-    known: dict[str, Commanded] = {}
-    for record in Reader(directory, kinds=("oc", "ctl"), ranks=(0,)).poll():
-        if record.writer.attempt >= attempt:
-            continue
-        body = whole_body(directory, record.body)
-        if record.kind == "ctl":
-            for name, value in _mapping(body.get("values")).items():
-                mine = known.get(name)
-                if mine is not None and mine.precedes(record.writer.attempt, body.get("step")):
-                    mine.seen = _per_group(value)
-        elif body.get("state") == "applied":
-            _take(known, body, record.writer.attempt)
-    return known
+    past = Past()
+    for record in Reader(directory, kinds=("oc", "ctl", "effect"), ranks=(0,)).poll():
+        if record.writer.attempt < attempt:
+            _take(past, record, whole_body(directory, record.body))
+    return past
 
 
-def _take(known: dict[str, Commanded], body: Mapping[str, Any], attempt: int) -> None:
-    step = _mapping(body.get("applied_at")).get("step")
-    for name, change in _mapping(body.get("changes")).items():
+def _take(past: Past, record: Record, body: Mapping[str, Any]) -> None:
+    known, attempt = past.commanded, record.writer.attempt
+    if record.kind == "ctl":
+        for name, value in _mapping(body.get("values")).items():
+            mine = known.get(name)
+            if mine is not None and mine.precedes(attempt, body.get("step")):
+                mine.seen = per_group(value)
+    elif record.kind == "effect":
+        mine = known.get(str(body.get("name")))
+        if mine is not None and body.get("reverted"):
+            factors = _mapping(body.get("factors")).items()
+            mine.reverted_to = {int(group): float(factor) for group, factor in factors}
+    elif body.get("state") == "applied":
+        if body.get("name") in (FREEZE, UNFREEZE):
+            past.frozen = str(body.get("message")) if body["name"] == FREEZE else ""
+        step = _mapping(body.get("applied_at")).get("step")
+        add(known, str(body.get("cmd")), attempt, step, _mapping(body.get("changes")))
+
+
+def add(
+    known: dict[str, Commanded],
+    command: str,
+    attempt: int,
+    step: int | None,
+    changes: Mapping[str, Any],
+) -> None:
+    """Add what a command that was applied has changed."""
+    for name, change in changes.items():
         if not isinstance(change, Mapping) or "old" not in change or "new" not in change:
             continue
-        mine = known.setdefault(name, Commanded(attempt, step))
-        if mine.attempt != attempt:
-            mine.factors = {}
-        mine.attempt, mine.step = attempt, step
-        mine.take(_per_group(change["old"]), _per_group(change["new"]))
+        mine = known.setdefault(name, Commanded(command, attempt, step))
+        mine.command, mine.attempt, mine.step = command, attempt, step
+        mine.take(per_group(change["old"]), per_group(change["new"]))
 
 
-def undone(control: StateControl, past: Commanded) -> str:
-    """Return one sentence on what is not in effect any more, "" when all is."""
-    now = _per_group(control.values().get(control.name))
-    if isinstance(control, LearningRate) and control.rates.has_schedule:
-        return _unscaled(control, past, now)
-    groups = [group for group in past.values if group < len(now)]
-    # What the script or its scheduler made of the rate afterwards may have been restored too.
-    has_kept = all(
-        _same(now[group], past.values[group])
-        or (group < len(past.seen) and _same(now[group], past.seen[group]))
-        for group in groups
-    )
-    if has_kept:
-        return ""
-    was = _said([past.values[group] for group in groups])
-    return (
-        f"{control.name} is {_said([now[group] for group in groups])}; {was} was commanded "
-        f"{past.where} and is not in effect any more (reverted by restart)."
-    )
-
-
-def _unscaled(control: LearningRate, past: Commanded, now: list[Any]) -> str:
-    """Judge a schedule by its factor: the rate says nothing, as the next step may undo it."""
-    groups = [
-        group
-        for group, factor in past.factors.items()
-        if group < len(now)
-        and (factor is None or not math.isclose(factor, 1.0, rel_tol=1e-6))
-        and control.rates.is_unscaled(group)
-    ]
-    if not groups:
-        return ""
-    factors = [past.factors[group] for group in groups]
-    if None in factors:
-        was = _said([past.values[group] for group in groups])
-    else:
-        was = f"a factor of {_said(factors)}"
-    return (
-        f"{control.name} is {_said([now[group] for group in groups])} and its schedule is "
-        f"unscaled; {was} was commanded {past.where} and is not in effect any more "
-        "(reverted by restart)."
-    )
+def per_group(value: Any) -> list[Any]:
+    """Return the values of a control, one per group."""
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _per_group(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _same(one: Any, other: Any) -> bool:
-    if is_number(one) and is_number(other):
-        return math.isclose(one, other, rel_tol=1e-6)
-    return bool(one == other)
-
-
-def _said(values: list[Any]) -> str:
-    texts = [f"{each:.6g}" if isinstance(each, float) else repr(each) for each in values]
-    return texts[0] if len(set(texts)) == 1 else f"[{', '.join(texts)}]"

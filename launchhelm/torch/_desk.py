@@ -12,6 +12,7 @@ from launchhelm.run import Run
 from launchhelm.torch._controls import Control, capability
 from launchhelm.torch._exchange import ControlStatus, Ticket
 from launchhelm.torch._plant import Plant
+from launchhelm.torch._standing import Standing
 
 QUIET_S: Final = 15.0
 """Least time between two notes about values and pace that no command has changed."""
@@ -24,6 +25,7 @@ class TrainingDesk:
         landed: Commands applied since the optimizer last moved, with what they changed; their
             effect is still to be seen.
         urgent: Asked first for a command that nobody has sent, such as that of a signal.
+        standing: Knows what was commanded; asked next for what is to be commanded again.
     """
 
     def __init__(self, desk: CommandDesk) -> None:
@@ -31,6 +33,7 @@ class TrainingDesk:
         self._is_advertised = False
         self.landed: list[tuple[Command, Mapping[str, Any]]] = []
         self.urgent: Callable[[], Command | None] | None = None
+        self.standing: Standing | None = None
 
     @property
     def paused(self) -> bool:
@@ -51,7 +54,15 @@ class TrainingDesk:
     def take(self, step: int) -> Command | None:
         """Return the next command that may act at this step."""
         command = self.urgent() if self.urgent is not None else None
+        command = command or self._again()
         return command or self._desk.take(TRAINING_SAFE_POINT, step=step)
+
+    def _again(self) -> Command | None:
+        standing = self.standing
+        command = standing.command() if standing is not None else None
+        if standing is None or command is None:
+            return None
+        return command if self._desk.admit(command, frozen=standing.frozen) else None
 
     def applying(self, command: Command, step: int) -> Ticket:
         """Record that a command is about to act."""
@@ -62,6 +73,8 @@ class TrainingDesk:
         self._desk.conclude(command, outcome)
         if outcome.state == "applied":
             self.landed.append((command, outcome.changes))
+            if self.standing is not None:
+                self.standing.take(command, outcome)
 
 
 class Panel:

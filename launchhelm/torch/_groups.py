@@ -7,7 +7,7 @@ parameters, is where a value is read back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -75,6 +75,22 @@ def _is_optimizer(thing: Any, group_count: int) -> bool:
         and isinstance(groups, Sequence)
         and len(groups) == group_count
     )
+
+
+def before_load(optimizer: Any, call: Callable[[], object]) -> Callable[[], None]:
+    """Call something before each `load_state_dict` of a torch optimizer; returns what ends that.
+
+    It must not raise. Of an optimizer that is none of torch's nobody tells.
+    """
+
+    def hook(_: object, state: object) -> None:
+        call()
+
+    try:
+        removed: Callable[[], None] = optimizer.register_load_state_dict_pre_hook(hook).remove
+    except AttributeError:
+        return lambda: None
+    return removed
 
 
 def copied(value: Any) -> Any:

@@ -49,6 +49,7 @@ def init(
     on_divergence: str = "warn",
     handle_signals: bool | str = False,
     sync: bool = False,
+    reapply: bool = False,
 ) -> Trainer:
     """Start recording a training job, offline; every rank of the group calls it. Collective.
 
@@ -77,6 +78,8 @@ def init(
             SIGUSR1 on any rank makes `stop_requested` true on all, at the same step, and ends no
             process; `finish` then leaves the run open for the next attempt.
         sync: As for `launchhelm.init`; the thread runs on the coordinator only.
+        reapply: Command again what a live command changed and a restart or a restored checkpoint
+            has taken back; else that is only told. Counts on the coordinator.
 
     Raises:
         TypeError, ValueError: A wrong argument, on this rank, before anything is collective.
@@ -93,6 +96,8 @@ def init(
         raise ValueError(f"control_every must be an integer of at least 1, got {control_every!r}.")
     _require_seconds(collective_timeout_s, "collective_timeout_s")
     interval_s = checked_interval(system_interval)
+    if not isinstance(reapply, bool):
+        raise TypeError(f"reapply must be True or False, got {reapply!r}.")
     if handle_signals not in (True, False, "stop"):
         raise ValueError(f'handle_signals must be True, False or "stop", got {handle_signals!r}.')
     if handle_signals:
@@ -125,6 +130,7 @@ def init(
         on_partial_failure=on_partial_failure,
         on_divergence=on_divergence,
         control_off=control == "off",
+        reapply=reapply,
     )
     if handle_signals == "stop":
         trainer.stop_on_signals()

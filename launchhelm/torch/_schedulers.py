@@ -14,8 +14,6 @@ Everything here runs on the thread that trains.
 
 from __future__ import annotations
 
-import copyreg
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +32,8 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from launchhelm.torch._groups import Groups, copied, is_proven, proof, write
+from launchhelm.torch._groups import Groups, before_load, copied, is_proven, proof, write
+from launchhelm.torch._scheduler_hook import hook
 
 _FROM_CURRENT = (
     *(ConstantLR, CosineAnnealingLR, ExponentialLR, LinearLR),
@@ -117,16 +116,21 @@ class Rates:
         self.optimizer: Any = scheduled if is_inside else self.groups.chain[-1]
         self.scheduler = scheduler
         self._slots: dict[int, _Slot] = {}
+        self._had: dict[int, set[float]] = {}
         self._inside = False
+        self._is_loaded = False
         self._overwritten: set[int] = set()
         self.has_schedule = scheduler is not None and not isinstance(scheduler, ReduceLROnPlateau)
-        self._unhook = _hook(scheduler, self) if self.has_schedule else None
+        self._unhook: list[Callable[[], None]] = []
+        if self.has_schedule:
+            loads = before_load(self.groups.chain[-1], self._note_load)
+            self._unhook = [hook(scheduler, self), loads]
 
     def unhook(self) -> None:
         """Leave the scheduler as it was; the rates stay as they are."""
-        if self._unhook is not None:
-            self._unhook()
-        self._unhook = None
+        for undo in self._unhook:
+            undo()
+        self._unhook = []
 
     @property
     def group_count(self) -> int:
@@ -138,38 +142,96 @@ class Rates:
 
     def multipliers(self) -> list[float]:
         """Return the multiplier of each group."""
+        self.settle()
         return [self._slot(index).multiplier for index in range(self.group_count)]
 
     def base(self, index: int) -> float:
         """Return the rate that the schedule of a group starts from, 0.0 when it says none."""
         return float(self.optimizer.param_groups[index].get("initial_lr", 0.0))
 
-    def is_unscaled(self, index: int) -> bool:
-        """Whether the schedule of a group gives what it would give had nobody commanded anything.
+    def factor(self, index: int) -> float:
+        """Return by how much the schedule of a group is scaled, whoever did it.
 
-        A multiplier of 1 is not enough: a schedule that computes from the current rate carries on
-        a scaled one that a checkpoint brought back.
+        The multiplier alone does not tell: a schedule that computes from the current rate carries
+        on a scaled one that a checkpoint brought back.
         """
-        if self._slot(index).multiplier != 1.0 or self._slot(index).held:
-            return False
+        self.settle()
+        multiplier = self._slot(index).multiplier
         try:
             schedule = self.scheduler
             if isinstance(schedule, SequentialLR):
                 if schedule.last_epoch < schedule._milestones[-1]:
-                    return True  # The next part starts from its base, whatever this one does.
+                    return multiplier  # The next part starts from its base, whatever this one does.
                 schedule = schedule._schedulers[-1]
             if not isinstance(schedule, _FROM_CURRENT):
-                return True
+                return multiplier
             closed: Any = schedule
             own = float(closed._get_closed_form_lr()[index])
         except Exception:  # Torch's own and private; without it the multiplier must do.
-            return True
-        return math.isclose(float(self.optimizer.param_groups[index]["lr"]), own, rel_tol=1e-3)
+            return multiplier
+        return float(self.optimizer.param_groups[index]["lr"]) / own if own else multiplier
+
+    # After a state was loaded.
+
+    def adopt(self, multipliers: Sequence[float]) -> None:
+        """Go on with the multipliers under which the rates of now were saved."""
+        self._is_loaded = False
+        if not self.has_schedule:
+            return
+        for index, multiplier in enumerate(multipliers[: self.group_count]):
+            rate = self.optimizer.param_groups[index]["lr"]
+            self._put(index, _Slot(multiplier, copied(rate) / multiplier, self._proof(index)))
+
+    def saved(self) -> list[dict[str, Any]]:
+        """Return per group what `resume` needs to go on exactly: numbers, and tensors of them."""
+        self.settle()
+        return [
+            {
+                "multiplier": self._slot(index).multiplier,
+                "scheduled": copied(self._scheduled(index)),
+                "held": self._slot(index).held,
+            }
+            for index in range(self.group_count)
+        ]
+
+    def resume(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from `saved`, once optimizer and scheduler hold what they held then."""
+        self._is_loaded = False
+        for index, slot in enumerate(saved[: self.group_count]):
+            multiplier, scheduled = float(slot["multiplier"]), slot["scheduled"]
+            self._put(index, _Slot(multiplier, scheduled, self._proof(index), bool(slot["held"])))
+
+    def settle(self) -> None:
+        """Find out which multiplier a loaded state was saved under, when one was loaded.
+
+        Rate and schedule say it together, since torch's own `_last_lr` is without a multiplier. A
+        ratio that no command has made is none of ours: then the multiplier of now stays.
+        """
+        if not self._is_loaded or self._inside:
+            return
+        self._is_loaded = False
+        last = getattr(self.scheduler, "_last_lr", None) or ()
+        for index, scheduled in enumerate(map(float, last[: self.group_count])):
+            rate = self.optimizer.param_groups[index]["lr"]
+            for multiplier in self._had.get(index, ()):
+                if scheduled and _close(float(rate), scheduled * multiplier):
+                    is_tensor = isinstance(rate, torch.Tensor)
+                    own = copied(rate) / multiplier if is_tensor else scheduled
+                    self._put(index, _Slot(multiplier, own, self._proof(index)))
+                    break
+
+    def _note_load(self) -> None:
+        self._is_loaded = True
+
+    def _put(self, index: int, slot: _Slot) -> None:
+        self._slots[index] = slot
+        self._had.setdefault(index, {1.0}).add(slot.multiplier)
 
     # Planning: reads, changes nothing.
 
     def scaled(self, groups: Sequence[int], factor: float) -> list[Change]:
         """Plan to multiply the schedule of some groups."""
+        self.settle()
         changes = []
         for index in groups:
             slot = self._slot(index)
@@ -191,6 +253,7 @@ class Rates:
 
     def absolute(self, groups: Sequence[int], target: float) -> list[Change]:
         """Plan to give some groups this rate now, and to scale their schedules to match."""
+        self.settle()
         return [self._absolute(index, target) for index in groups]
 
     def _absolute(self, index: int, target: float) -> Change:
@@ -214,6 +277,7 @@ class Rates:
 
         None when the first group's rate is 0 and it has no base either: there is no ratio then.
         """
+        self.settle()
         rates = self.now()
         if not any(rates) and self.has_schedule:
             rates = [self.base(index) for index in range(self.group_count)]
@@ -252,12 +316,11 @@ class Rates:
             index = change.group
             self._overwritten.discard(index)
             if self.has_schedule:
-                self._slots[index] = _Slot(
-                    change.multiplier, before, self._proof(index), change.held
-                )
+                self._put(index, _Slot(change.multiplier, before, self._proof(index), change.held))
 
     def snapshot(self) -> RatesSnapshot:
         """Remember rates and multipliers."""
+        self.settle()
         return RatesSnapshot(
             rates=tuple(
                 tuple(copied(group["lr"]) for group in self.groups.all(index))
@@ -281,6 +344,7 @@ class Rates:
 
     def step_scheduler(self, step: Callable[[], Any]) -> Any:
         """Run one step of the schedule in its own, unscaled space."""
+        self.settle()
         if self._inside or not self._slots:
             return step()
         groups = self.optimizer.param_groups
@@ -392,80 +456,3 @@ def unsound(change: Change) -> str:
 
 def _fits(number: float) -> bool:
     return _FLOAT32.smallest_normal * _FLOAT32.eps <= number <= _FLOAT32.max
-
-
-def _hook(scheduler: Any, rates: Rates) -> Callable[[], None]:
-    """Put `rates` around `scheduler.step` and return what undoes it.
-
-    The object gets a subclass of its own class. An attribute on the instance would stand in its
-    state_dict, and a patched class would change schedulers that nobody watches. Copies and pickles
-    are of the original class: they are not watched.
-    """
-    original = type(scheduler)
-    reduce: Any = original.__reduce_ex__  # Any: its result is a text or a tuple of any length.
-
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return rates.step_scheduler(functools.partial(original.step, self, *args, **kwargs))
-
-    def get_last_lr(self: Any) -> list[Any]:
-        return rates.effective(original.get_last_lr(self))
-
-    def __reduce_ex__(self: Any, protocol: Any) -> Any:
-        reduced = reduce(self, protocol)
-        if isinstance(reduced, str):
-            return reduced
-        make, arguments, *rest = reduced
-        arguments = tuple(original if each is hooked else each for each in arguments)
-        if getattr(make, "__name__", "") == "__newobj__" and len(arguments) == 1:
-            # Pickle insists that __newobj__ names the object's own class; this one, which older
-            # protocols use, takes any.
-            make, arguments = copyreg._reconstructor, (original, object, None)  # type: ignore[attr-defined]
-        return (original if make is hooked else make, arguments, *rest)
-
-    namespace: dict[str, Any] = {
-        "__slots__": (),
-        "__module__": original.__module__,
-        "__qualname__": original.__qualname__,
-        "__doc__": original.__doc__,
-        "__reduce_ex__": __reduce_ex__,
-        "step": functools.wraps(original.step)(step),
-    }
-    if hasattr(original, "get_last_lr"):
-        namespace["get_last_lr"] = get_last_lr
-    hooked = type(original.__name__, (original,), namespace)
-
-    if "step" in getattr(scheduler, "__dict__", ()):
-        return _hook_instance(scheduler, rates)
-    try:
-        scheduler.__class__ = hooked
-    except TypeError:  # A class of C code, or one that forbids it.
-        return _hook_instance(scheduler, rates)
-
-    def unhook() -> None:
-        # Somebody may have put another class on top since; then ours stays below and passes on.
-        if type(scheduler) is hooked:
-            scheduler.__class__ = original
-
-    return unhook
-
-
-def _hook_instance(scheduler: Any, rates: Rates) -> Callable[[], None]:
-    """Hook an object whose `step` is its own attribute, or whose class cannot be changed."""
-    had_own = "step" in getattr(scheduler, "__dict__", ())
-    original = scheduler.step
-
-    @functools.wraps(original)
-    def step(*args: Any, **kwargs: Any) -> Any:
-        return rates.step_scheduler(functools.partial(original, *args, **kwargs))
-
-    scheduler.step = step
-
-    def unhook() -> None:
-        if getattr(scheduler, "step", None) is not step:
-            return
-        if had_own:
-            scheduler.step = original
-        else:
-            del scheduler.step
-
-    return unhook

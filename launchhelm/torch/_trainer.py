@@ -27,7 +27,7 @@ from launchhelm.torch._built_in import DEFAULT_CONTROLS, BuiltIn, require_watcha
 from launchhelm.torch._clipping import Clipping
 from launchhelm.torch._collective import Links
 from launchhelm.torch._controls import Control
-from launchhelm.torch._controls_past import Commanded, commanded, kept, undone
+from launchhelm.torch._controls_past import kept
 from launchhelm.torch._custom import Custom
 from launchhelm.torch._desk import Panel, TrainingDesk
 from launchhelm.torch._errors import DivergedStateError
@@ -37,6 +37,7 @@ from launchhelm.torch._metrics import Series, as_float64, taken
 from launchhelm.torch._participant import RankFacts
 from launchhelm.torch._plant import Plant
 from launchhelm.torch._signals import StopSignals
+from launchhelm.torch._standing import Standing
 from launchhelm.torch._tunables import Tunable, TunableControl, TunableValue
 
 REDUCTIONS: Final = ("mean", "sum", "min", "max")
@@ -70,6 +71,7 @@ class Trainer:
         on_partial_failure: str = "raise",
         on_divergence: str = "warn",
         control_off: bool = False,
+        reapply: bool = False,
     ) -> None:
         self.run = run
         self.control = control
@@ -118,14 +120,14 @@ class Trainer:
         self._raises_stop = False
         self._signals: StopSignals | None = None
         self._odd_names: set[str] = set()
-        # What earlier attempts were commanded, until it is known whether it is still in effect.
-        self._past: dict[str, Commanded] = {}
-        self._has_new_control = False
-        if control.is_coordinator and run.attempt.number > 1:
-            try:
-                self._past = commanded(run.directory, run.attempt.number)
-            except Exception as error:
-                self._fault("past commands", error)
+        self._standing: Standing | None = None
+        if control.is_coordinator:
+            controlled = self._desk is not None
+            self._standing = Standing(
+                run, self._plant, notice, controlled=controlled, reapply=reapply
+            )
+            if self._desk is not None:
+                self._desk.standing = self._standing
         self._failure: DivergedStateError | None = None
         self._reason = "the process ended without finish()"
         self._has_stepped = False
@@ -213,6 +215,8 @@ class Trainer:
         self._raises_stop = on_stop == "raise"
         try:
             self._built_in.watch(model, optimizer, scheduler, wanted, eval_fn)
+            if self._standing is not None:
+                self._standing.watch(optimizer)
             if self._series is not None:
                 self._series.watch(optimizer, scaler, log_every)
             self._note_values()
@@ -260,8 +264,8 @@ class Trainer:
             got = type(metrics).__name__
             raise TypeError(f"metrics must be a mapping of names to values, got {got}.")
         self._step = number
-        if self._has_new_control:
-            self._tell_undone()
+        if self._standing is not None and self._standing.is_due:
+            self._standing.look(number)
         now = time.monotonic()
         if self._desk is not None and self._desk.landed:
             self._log_effects(self._desk.landed, number)
@@ -317,22 +321,6 @@ class Trainer:
             self._progress.phase, self._progress.phase_since = before, time.monotonic()
             # Without control nobody could resume.
             self._flow.now = replace(self._flow.now, paused=False)
-
-    def _tell_undone(self) -> None:
-        """Say which commands of earlier attempts this one lost. The script has loaded its state."""
-        self._has_new_control = False
-        for name in list(self._past):
-            control = self._plant.state(name)
-            if control is None:
-                continue
-            try:
-                text = undone(control, self._past.pop(name))
-                if text and self._desk is not None:
-                    text += " Send the command again to have it back."
-                if text:
-                    _noticing(self.run, self.is_coordinator)(text)
-            except Exception as error:
-                self._fault("past commands", error)
 
     def _look(self, panel: Panel, number: int, now: float) -> None:
         try:
@@ -607,7 +595,8 @@ class Trainer:
 
     def _offer(self, control: Control) -> None:
         self._plant.add(control)
-        self._has_new_control = bool(self._past)
+        if self._standing is not None:
+            self._standing.offered(control.name)
         if self._desk is not None:
             self.capabilities[control.name] = self._desk.register(control)
 
@@ -650,6 +639,6 @@ def _inert(kind: type[Trainer], control: RankFacts, log_ranks: str, step: int, r
     copy.capabilities = {}
     copy._step = step
     copy._clipping, copy._flow = Clipping(None, 1), FlowHolder()
-    copy._series = copy._panel = copy._signals = None
+    copy._series = copy._panel = copy._signals = copy._standing = None
     copy._has_ended = True
     return copy

@@ -1,0 +1,306 @@
+"""Is what was commanded still in effect, after a restart, a restored state, or another `watch`?
+
+Optimizer and scheduler know nothing of a live command: a script that starts again, or that loads a
+state from before the command, has other values. The coordinator tells that at the first step
+afterwards. It changes nothing by itself; with `reapply` it commands the lost values again, by the
+way that all commands go, so that they act on every rank at one step and have outcomes of their own.
+
+Everything here runs on the thread that trains, on the coordinator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from launchhelm._ids import new_id
+from launchhelm.controls.assign import PER_GROUP, payload_of
+from launchhelm.records import Command, Outcome
+from launchhelm.run import Run
+from launchhelm.torch._controls import StateControl, is_number
+from launchhelm.torch._controls_past import Commanded, Past, add, past_of, per_group
+from launchhelm.torch._groups import before_load, chain
+from launchhelm.torch._learning_rate import LearningRate
+from launchhelm.torch._plant import Plant
+from launchhelm.torch._schedulers import Rates
+
+RESTART: Final = "restore or restart"
+"""In a new attempt nobody can tell which: what a script loads before `watch` is not seen."""
+RESTORE: Final = "restore"
+WATCH: Final = "another watch"
+
+_CLOSE: Final = 1e-6
+
+
+@dataclass(slots=True)
+class _Lost:
+    """The groups of one control in which a command is not in effect any more.
+
+    Args:
+        why: What has reverted it.
+        command: The last one.
+        where: It was applied.
+    """
+
+    name: str
+    groups: list[int]
+    why: str
+    command: str
+    where: str
+
+
+class Standing:
+    """What stands commanded in one run, and whether it is in effect.
+
+    Args:
+        run: Where what was lost is recorded.
+        plant: The controls of this rank.
+        notice: Told of what was lost.
+        controlled: Whether this attempt takes commands.
+        reapply: Command again what was lost.
+
+    Attributes:
+        is_due: Whether `look` has anything to look at; cheap, for every step.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        plant: Plant,
+        notice: Callable[[str], object],
+        *,
+        controlled: bool,
+        reapply: bool,
+    ) -> None:
+        past = Past()
+        if run.attempt.number > 1:
+            try:
+                past = past_of(run.directory, run.attempt.number)
+            except Exception as error:
+                run.fault("past commands", error)
+        self.is_due = False
+        self.frozen = past.frozen
+        self._run = run
+        self._plant = plant
+        self._notice = notice
+        self._controlled = controlled
+        self._reapply = reapply and controlled
+        self._known = past.commanded
+        self._doubts = dict.fromkeys(self._known, RESTART)
+        self._lost: deque[_Lost] = deque()
+        self._forget: Callable[[], None] = lambda: None
+
+    def watch(self, optimizer: Any) -> None:
+        """Notice from now on when a state is loaded into this optimizer, or the one inside it."""
+        self._forget()
+        self._forget = before_load(chain(optimizer)[-1], self.restoring)
+
+    def offered(self, name: str) -> None:
+        """Note that there is a new control of that name."""
+        if name in self._known:
+            self._doubts.setdefault(name, WATCH)
+            self.is_due = True
+
+    def restoring(self) -> None:
+        """Note that a state is about to be loaded: each control may hold something else after it.
+
+        Never raises: it is called within the script's own `load_state_dict`.
+        """
+        try:
+            for name, commanded in self._known.items():
+                if self._doubts.get(name) == RESTART:
+                    continue
+                self._doubts[name] = RESTORE
+                self.is_due = True
+                commanded.seen = per_group(self._plant.values_of(name).get(name))
+        except Exception as error:  # A value that cannot be read; what is loaded is looked at.
+            self._run.fault("past commands", error)
+
+    def take(self, command: Command, outcome: Outcome) -> None:
+        """Note a command that was applied."""
+        step = outcome.applied_at.get("step")
+        add(self._known, command.id, self._run.attempt.number, step, outcome.changes)
+        control, commanded = self._plant.state(command.name), self._known.get(command.name)
+        rates = _scheduled(control)
+        if commanded is None or rates is None:
+            return
+        change = outcome.changes["lr"]
+        for group, (old, new) in enumerate(zip(change["old"], change["new"], strict=True)):
+            if old != new:  # As it will be measured later, and also where the rate was 0.
+                commanded.hold(group, rates.factor(group))
+
+    def look(self, step: int) -> None:
+        """Tell what is not in effect any more, now that the script has loaded what it loads.
+
+        A control that is still to be declared is looked at when it is. Never raises.
+        """
+        self.is_due = False
+        for name in list(self._doubts):
+            control = self._plant.state(name)
+            if control is None:
+                continue
+            commanded, why = self._known[name], self._doubts.pop(name)
+            try:
+                groups = _lost_groups(control, commanded)
+                if groups:
+                    lost = _Lost(name, groups, why, commanded.command, commanded.where)
+                    self._tell(control, commanded, lost, step)
+            except Exception as error:  # Training goes on, and so does the look at the others.
+                self._run.fault("past commands", error)
+
+    def _tell(self, control: StateControl, commanded: Commanded, lost: _Lost, step: int) -> None:
+        text = _sentence(control, commanded, lost)
+        body = {
+            "cmd": lost.command,
+            "name": lost.name,
+            "step": step,
+            "attempt": self._run.attempt.number,
+            "values": control.values(),
+            "reverted": lost.why,
+            "not_effective": text,
+        }
+        rates = _scheduled(control)
+        if rates is not None:
+            now = {group: rates.factor(group) for group in lost.groups}
+            commanded.reverted_to = dict(now)
+            body["factors"] = {str(group): factor for group, factor in now.items()}
+        self._run.recorder.append("effect", body, step=step)
+        if self._reapply:
+            self._lost.append(lost)
+            text += " It is commanded again."
+        elif self._controlled:
+            text += " Send the command again to have it back."
+        self._notice(text)
+
+    # Commanding again.
+
+    def command(self) -> Command | None:
+        """Return a command that brings back some of what was lost, None when all of it is back.
+
+        What is missing is found out anew for each, so that nothing is changed twice. Never raises.
+        """
+        while self._lost:
+            lost, payload = self._lost[0], None
+            try:
+                control = self._plant.state(lost.name)
+                if control is not None:
+                    payload = _missing(control, self._known[lost.name], lost.groups)
+            except Exception as error:  # The commands of others must not wait for it.
+                self._run.fault("past commands", error)
+            if payload is None:
+                self._lost.popleft()
+                continue
+            return Command(
+                new_id(),
+                lost.name,
+                payload,
+                issued_by="reapply=True",
+                reason=f"commanded {lost.where}, reverted by {lost.why}",
+                replays=f"{self._run.run_id}/{lost.command}",
+            )
+        return None
+
+
+def _scheduled(control: StateControl | None) -> Rates | None:
+    """Return the rates behind a control, None unless a schedule moves them."""
+    if isinstance(control, LearningRate) and control.rates.has_schedule:
+        return control.rates
+    return None
+
+
+def _lost_groups(control: StateControl, commanded: Commanded) -> list[int]:
+    """Return the groups in which the last command is not in effect."""
+    rates = _scheduled(control)
+    if rates is not None:
+        # The rate says nothing of a schedule, whose next step may undo it.
+        return [
+            group
+            for group, factor in commanded.factors.items()
+            if group < rates.group_count
+            and not _is_held(factor, rates.factor(group), commanded.had.get(group, {1.0}))
+        ]
+    now = per_group(control.values().get(control.name))
+    seen = commanded.seen
+    return [
+        group
+        for group, value in commanded.values.items()
+        # What the script or its scheduler made of it afterwards may have been restored too.
+        if group < len(now)
+        and not _same(now[group], value)
+        and not (group < len(seen) and _same(now[group], seen[group]))
+    ]
+
+
+def _is_held(factor: float | None, now: float, had: set[float]) -> bool:
+    """Whether a schedule is scaled by this factor, rather than by one that it had earlier.
+
+    A schedule that multiplies the rate it finds may carry a factor on inexactly, above a floor.
+    """
+    if factor is None:
+        return not math.isclose(now, 1.0, rel_tol=1e-3)
+    if now <= 0.0:
+        return False
+    nearest = min(had | {factor}, key=lambda each: abs(math.log(now / each)) if each > 0 else 1e9)
+    return math.isclose(nearest, factor, rel_tol=_CLOSE)
+
+
+def _missing(
+    control: StateControl, commanded: Commanded, groups: list[int]
+) -> dict[str, Any] | None:
+    """Return the input that brings back as many of these groups as one command can.
+
+    They are taken off the list. None: nothing is missing, or no command can.
+    """
+    payloads = {group: _input(control, commanded, group) for group in groups}
+    wanted = {group: each for group, each in payloads.items() if each is not None}
+    groups[:] = wanted
+    if not wanted:
+        return None
+    first, payload = next(iter(wanted.items()))
+    alike = all(each == payload for each in wanted.values())
+    if alike and len(wanted) == len(per_group(control.values().get(control.name))):
+        groups.clear()
+        return payload
+    groups.remove(first)
+    return {**payload, "group": first} if control.name in PER_GROUP else payload
+
+
+def _input(control: StateControl, commanded: Commanded, group: int) -> dict[str, Any] | None:
+    factor, value = commanded.factors.get(group), commanded.values[group]
+    rates = _scheduled(control)
+    if rates is not None and factor is not None:
+        now = rates.factor(group)
+        return None if _same(now, factor) or not now else {"scale": factor / now}
+    held = per_group(control.values().get(control.name))[group]
+    return None if _same(held, value) else payload_of(control.name, value)
+
+
+def _sentence(control: StateControl, commanded: Commanded, lost: _Lost) -> str:
+    now = per_group(control.values().get(control.name))
+    what = f"{control.name} is {_said([now[group] for group in lost.groups])}"
+    was = _said([commanded.values[group] for group in lost.groups])
+    rates = _scheduled(control)
+    if rates is not None:
+        factors = [rates.factor(group) for group in lost.groups]
+        is_plain = all(math.isclose(factor, 1.0, rel_tol=_CLOSE) for factor in factors)
+        what += f" and its schedule is {'unscaled' if is_plain else f'scaled by {_said(factors)}'}"
+        commands = [commanded.factors[group] for group in lost.groups]
+        was = was if None in commands else f"a factor of {_said(commands)}"
+    return (
+        f"{what}; {was} was commanded {lost.where} and is not in effect any more "
+        f"(reverted by {lost.why})."
+    )
+
+
+def _same(one: Any, other: Any) -> bool:
+    if is_number(one) and is_number(other):
+        return math.isclose(one, other, rel_tol=_CLOSE)
+    return bool(one == other)
+
+
+def _said(values: list[Any]) -> str:
+    texts = [f"{each:.6g}" if isinstance(each, float) else repr(each) for each in values]
+    return texts[0] if len(set(texts)) == 1 else f"[{', '.join(texts)}]"
