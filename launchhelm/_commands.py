@@ -227,11 +227,14 @@ class CommandDesk:
                 held.claimed.durable and self._fits(held, safe_point) for held in self._queue
             )
 
-    def take(self, safe_point: str, *, step: int | None = None) -> Command | None:
+    def take(self, safe_point: str, *, step: int | None = None, ahead: int = 0) -> Command | None:
         """Return the next command that may act at this safe point now, or None. No I/O.
 
         Commands that may not act any more are concluded here; the caller must call `applying`
         and `conclude` for the one it gets.
+
+        Args:
+            ahead: Also return a command whose first step is at most so many steps away.
         """
         now = self._passed_at = self._clock.monotonic()
         if step is not None:
@@ -241,7 +244,7 @@ class CommandDesk:
             return None
         while True:
             with self._lock:
-                held, judgement = self._next(safe_point, step, now)
+                held, judgement = self._next(safe_point, step, ahead, now)
             if held is None:
                 return None
             if judgement.state == decide.FIT:
@@ -273,6 +276,16 @@ class CommandDesk:
             refused = Outcome(command.id, "rejected", code="frozen", message=frozen)
             self.conclude(command, refused)
         return not frozen
+
+    def upcoming(self, safe_point: str, step: int) -> int | None:
+        """Return the earliest step after this one that a command waits for, if any. No I/O."""
+        if not self._queue:
+            return None
+        with self._lock:
+            firsts = [
+                held.command.first_step for held in self._queue if self._fits(held, safe_point)
+            ]
+        return min((first for first in firsts if first is not None and first > step), default=None)
 
     def applying(self, command: Command, *, step: int | None = None) -> Ticket:
         """Record that a command is about to act; nothing changes before the ticket is durable."""
@@ -554,7 +567,7 @@ class CommandDesk:
         return offer is None or safe_point in offer.capability.safe_points
 
     def _next(
-        self, safe_point: str, step: int | None, now: float
+        self, safe_point: str, step: int | None, ahead: int, now: float
     ) -> tuple[_Held | None, decide.Judgement]:
         """Move the first command that need not wait out of the queue, with what to do with it."""
         for held in self._queue:
@@ -565,6 +578,7 @@ class CommandDesk:
                 held.command,
                 schema=offer.capability.input_schema if offer is not None else None,
                 step=step,
+                ahead=ahead,
                 waited_s=held.waited_s(now),
                 values=self.values,
                 frozen=self._frozen or "",

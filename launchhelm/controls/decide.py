@@ -33,6 +33,7 @@ def judge(
     *,
     schema: Mapping[str, Any] | None,
     step: int | None,
+    ahead: int = 0,
     waited_s: float,
     values: Mapping[str, Any],
     frozen: str = "",
@@ -43,6 +44,7 @@ def judge(
     Args:
         schema: Input schema of the capability as it is now, None when there is none.
         step: The step about to be controlled, None when the loop does not say.
+        ahead: A first step that is at most so many steps away need not be waited for.
         waited_s: How long the command has waited in all.
         values: The values that controls have now, for `expected`.
         frozen: Who froze the controls and why, "" while they are not.
@@ -64,7 +66,7 @@ def judge(
     problem = check(schema, command.payload)
     if problem:
         return Judgement("rejected", "local_validation", problem)
-    if command.first_step is not None and (step is None or step < command.first_step):
+    if command.first_step is not None and (step is None or step + ahead < command.first_step):
         return Judgement(WAIT)
     if frozen:
         return Judgement("rejected", "frozen", frozen)

@@ -10,8 +10,8 @@ from launchhelm.models import Document
 from launchhelm.records import TRAINING_SAFE_POINT, Command, Outcome
 from launchhelm.run import Run
 from launchhelm.torch._controls import Control, capability
-from launchhelm.torch._exchange import ControlStatus, Ticket
 from launchhelm.torch._plant import Plant
+from launchhelm.torch._roles import ControlStatus, Ticket
 from launchhelm.torch._standing import Standing
 
 QUIET_S: Final = 15.0
@@ -51,11 +51,15 @@ class TrainingDesk:
             self._is_advertised = True
         return self._desk.register(capability(control))
 
-    def take(self, step: int) -> Command | None:
-        """Return the next command that may act at this step."""
+    def take(self, step: int, ahead: int = 0) -> Command | None:
+        """Return the next command that may act at this step, or within so many steps after it."""
         command = self.urgent() if self.urgent is not None else None
         command = command or self._again()
-        return command or self._desk.take(TRAINING_SAFE_POINT, step=step)
+        return command or self._desk.take(TRAINING_SAFE_POINT, step=step, ahead=ahead)
+
+    def upcoming(self, step: int) -> int | None:
+        """Return the earliest step after this one that a command waits for, if any."""
+        return self._desk.upcoming(TRAINING_SAFE_POINT, step)
 
     def _again(self) -> Command | None:
         standing = self.standing

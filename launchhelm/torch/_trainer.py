@@ -31,11 +31,12 @@ from launchhelm.torch._controls_past import kept
 from launchhelm.torch._custom import Custom
 from launchhelm.torch._desk import Panel, TrainingDesk
 from launchhelm.torch._errors import DivergedStateError
-from launchhelm.torch._exchange import ControlStatus, Exchange
+from launchhelm.torch._exchange import Exchange
 from launchhelm.torch._flow import HOLD_S, FlowControl, FlowHolder, Ping, TrainingStopped
 from launchhelm.torch._metrics import Series, as_float64, taken
 from launchhelm.torch._participant import RankFacts
 from launchhelm.torch._plant import Plant
+from launchhelm.torch._roles import ControlStatus
 from launchhelm.torch._signals import StopSignals
 from launchhelm.torch._standing import Standing
 from launchhelm.torch._tunables import Tunable, TunableControl, TunableValue
