@@ -57,6 +57,9 @@ SLURM_JOB_ID = Setting("SLURM_JOB_ID", "", "Job id, set by SLURM.")
 SLURM_ARRAY_TASK_ID = Setting("SLURM_ARRAY_TASK_ID", "", "Array task, set by SLURM.")
 SLURM_STEP_ID = Setting("SLURM_STEP_ID", "", "Job step, set by SLURM.")
 SLURM_RESTART_COUNT = Setting("SLURM_RESTART_COUNT", "", "Requeues so far, set by SLURM.")
+GLOO_SOCKET_IFNAME = Setting(
+    "GLOO_SOCKET_IFNAME", "", "Network interface that gloo uses; `launchhelm doctor` looks at it."
+)
 NO_COLOR = Setting("NO_COLOR", "", "Any value: the command line prints no colour.")
 
 SETTINGS = tuple(value for value in list(globals().values()) if isinstance(value, Setting))

@@ -31,6 +31,7 @@ VERBS: Final[Mapping[str, str]] = {
     "export": "a run as tables: CSV, JSON lines, Parquet",
     "snapshot": "a consistent copy of a run, also while it writes",
     "clean": "remove old runs of which nothing would be lost",
+    "doctor": "what is wrong with a directory, its file system, runs or environment",
     "serve": "a small server of your own, its keys and its backup",
 }
 """Name and one line of help; the module of the same name is imported when it is called."""

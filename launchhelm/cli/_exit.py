@@ -33,7 +33,7 @@ EXIT_CODES = {
     Exit.NOTHING_CHANGED: "command rejected, expired, cancelled or not sent: nothing changed",
     Exit.UNKNOWN: "outcome unknown",
     Exit.STILL_WAITING: "still waiting when `--timeout` ended; the command stays",
-    Exit.PROBLEMS_FOUND: "reserved for `doctor`: problems found",
+    Exit.PROBLEMS_FOUND: "`doctor` found warnings or errors",
     Exit.INTERRUPTED: "interrupted; `control` says whether the command stays",
 }
 

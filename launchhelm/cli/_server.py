@@ -18,16 +18,19 @@ BESIDE: Final = ("project", "organization", "key_file", "ca_bundle", "insecure_s
 """Destinations of the options that say more about the server."""
 
 
-def configure(parser: argparse.ArgumentParser, *, server: str, project: str) -> None:
+def configure(parser: argparse.ArgumentParser, *, server: str, project: str = "") -> None:
     """Declare the options.
 
     Args:
         server: Help of --server.
-        project: Help of --project.
+        project: Help of --project; without one there is no such option.
     """
     group = parser.add_argument_group("server")
     group.add_argument("--server", metavar="URL", help=server)
-    group.add_argument("--project", metavar="NAME_OR_ID", help=project)
+    if project:
+        group.add_argument("--project", metavar="NAME_OR_ID", help=project)
+    else:
+        parser.set_defaults(project="")
     group.add_argument("--organization", metavar="ID", help="needed if the key sees several")
     group.add_argument("--key-file", metavar="FILE", help="holds the key; read again when refused")
     group.add_argument("--ca-bundle", metavar="FILE", help="PEM file of authorities to trust")

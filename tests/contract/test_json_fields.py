@@ -109,6 +109,16 @@ def test_a_shown_run_and_its_parts_have_the_documented_fields(
     assert set(shown["losses"]) == fields("Losses")
 
 
+def test_a_diagnosis_has_the_documented_fields(
+    run: MadeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.path.parent.chmod(0o777)
+    shown = printed(capsys, "doctor")
+    assert set(shown) == fields("A diagnosis (`doctor`)")
+    assert set(shown["findings"][0]) == fields("A finding")
+    assert all(f"`{it['check']}`" in section("doctor") for it in shown["findings"])
+
+
 def test_lines_of_list_log_and_tail_have_the_documented_fields(
     run: MadeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:

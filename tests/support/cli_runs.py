@@ -42,7 +42,14 @@ class Journal:
     """One process's journal; each record is on the disk when `add` returns."""
 
     def __init__(
-        self, run: Path, rank: int = 0, *, attempt: int = 1, world: int = 1, host: str = "gpu-000"
+        self,
+        run: Path,
+        rank: int = 0,
+        *,
+        attempt: int = 1,
+        world: int = 1,
+        host: str = "gpu-000",
+        **more: Any,
     ) -> None:
         self.writer = WriterId(rank, attempt, f"{rank:08x}")
         self._path = run / DATA / str(SegmentName(self.writer, 1, sealed=False))
@@ -65,6 +72,7 @@ class Journal:
                 "hb_s": 15.0,
                 "flush_s": 0.25,
                 "participant": {**facts, "group_rank": rank, "local_rank": rank % 8},
+                **more,
             }
         )
 
