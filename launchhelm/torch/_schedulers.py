@@ -173,32 +173,28 @@ class Rates:
 
     # After a state was loaded.
 
-    def adopt(self, multipliers: Sequence[float]) -> None:
-        """Go on with the multipliers under which the rates of now were saved."""
-        self._is_loaded = False
-        if not self.has_schedule:
-            return
-        for index, multiplier in enumerate(multipliers[: self.group_count]):
-            rate = self.optimizer.param_groups[index]["lr"]
-            self._put(index, _Slot(multiplier, copied(rate) / multiplier, self._proof(index)))
-
     def saved(self) -> list[dict[str, Any]]:
-        """Return per group what `resume` needs to go on exactly: numbers, and tensors of them."""
+        """Return what a checkpoint has to hold beside the states of optimizer and scheduler."""
         self.settle()
         return [
             {
                 "multiplier": self._slot(index).multiplier,
-                "scheduled": copied(self._scheduled(index)),
+                "scheduled": copied(self._slot(index).scheduled) if self._is_ours(index) else None,
                 "held": self._slot(index).held,
             }
             for index in range(self.group_count)
         ]
 
-    def resume(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from `saved`, once optimizer and scheduler hold what they held then."""
+    def adopt(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Go on as when `saved` was called; the states of that time are loaded again."""
         self._is_loaded = False
+        if not self.has_schedule:
+            return
         for index, slot in enumerate(saved[: self.group_count]):
-            multiplier, scheduled = float(slot["multiplier"]), slot["scheduled"]
+            rate, multiplier = self.optimizer.param_groups[index]["lr"], float(slot["multiplier"])
+            scheduled = slot["scheduled"]
+            if scheduled is None:
+                scheduled = copied(rate) / multiplier
             self._put(index, _Slot(multiplier, scheduled, self._proof(index), bool(slot["held"])))
 
     def settle(self) -> None:

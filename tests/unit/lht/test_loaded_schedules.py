@@ -126,18 +126,18 @@ def test_a_rate_that_no_command_has_made_leaves_the_factor_alone() -> None:
     assert rates.now() == pytest.approx([0.1 / 4 * 0.3, 0.04 / 4 * 0.3])
 
 
-def test_multipliers_that_were_kept_elsewhere_are_adopted() -> None:
+def test_multipliers_that_a_checkpoint_holds_beside_the_states_are_adopted() -> None:
     optimizer = make_optimizer()
     scheduler = torch_schedulers.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     rates = Rates(optimizer, scheduler)
     rates.apply(rates.scaled([0], 0.25))
-    states, multipliers = (optimizer.state_dict(), scheduler.state_dict()), rates.multipliers()
+    states, saved = (optimizer.state_dict(), scheduler.state_dict()), rates.saved()
     optimizer = make_optimizer()
     scheduler = torch_schedulers.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     again = Rates(optimizer, scheduler)
     optimizer.load_state_dict(states[0])
     scheduler.load_state_dict(states[1])
-    again.adopt(multipliers)
+    again.adopt(saved)
     assert again.now() == [0.025, 0.04] and again.factor(0) == 0.25
     optimizer.step()
     scheduler.step()
