@@ -185,17 +185,21 @@ class Rates:
             for index in range(self.group_count)
         ]
 
-    def adopt(self, saved: Sequence[Mapping[str, Any]]) -> None:
+    def adopt(self, multipliers: Sequence[float]) -> None:
+        """Go on with the multipliers under which the rates of now were saved."""
+        self.resume([{"multiplier": each} for each in multipliers])
+
+    def resume(self, saved: Sequence[Mapping[str, Any]]) -> None:
         """Go on as when `saved` was called; the states of that time are loaded again."""
         self._is_loaded = False
         if not self.has_schedule:
             return
         for index, slot in enumerate(saved[: self.group_count]):
             rate, multiplier = self.optimizer.param_groups[index]["lr"], float(slot["multiplier"])
-            scheduled = slot["scheduled"]
+            scheduled, is_held = slot.get("scheduled"), bool(slot.get("held"))
             if scheduled is None:
                 scheduled = copied(rate) / multiplier
-            self._put(index, _Slot(multiplier, scheduled, self._proof(index), bool(slot["held"])))
+            self._put(index, _Slot(multiplier, scheduled, self._proof(index), is_held))
 
     def settle(self) -> None:
         """Find out which multiplier a loaded state was saved under, when one was loaded.

@@ -137,7 +137,7 @@ def test_multipliers_that_a_checkpoint_holds_beside_the_states_are_adopted() -> 
     again = Rates(optimizer, scheduler)
     optimizer.load_state_dict(states[0])
     scheduler.load_state_dict(states[1])
-    again.adopt(saved)
+    again.resume(saved)
     assert again.now() == [0.025, 0.04] and again.factor(0) == 0.25
     optimizer.step()
     scheduler.step()
