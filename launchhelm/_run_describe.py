@@ -35,6 +35,7 @@ class Describes:
     _lock: threading.RLock
     _metrics: Metrics
     _next_step: int
+    kept_state: dict[str, Any]
     _set_by_hand: set[str]
 
     def define(
@@ -137,6 +138,7 @@ class Describes:
         if not isinstance(state, Mapping):
             raise TypeError(f"keep takes a mapping, got {type(state).__name__}.")
         body = {"step": self._next_step, "state": as_json(dict(state))}
+        self.kept_state = dict(state)
         if self._is_over:
             self._append("keep", body)
             return

@@ -158,6 +158,7 @@ class Run(Reads, Controls, Describes, Artifacts, Rich):
     Attributes:
         run_id, project_id, name, config, group, tags, notes, git, host, python, argv: As recorded.
         restored: State kept by an earlier attempt, {} for a new run.
+        kept_state: The state kept last, by whichever attempt.
         directory: The run directory, absolute.
         attempt: This launch of the run.
         participant: This process.
@@ -204,6 +205,8 @@ class Run(Reads, Controls, Describes, Artifacts, Rich):
         self._next_step = past.next_step
         self._is_over = isinstance(recorder, NoRecorder)
         self._is_ending = False
+        self._finish_by = float("inf")
+        self.kept_state: dict[str, Any] = dict(past.state)
         self._faults = Faults(self._note_fault)
         self._faults.counts = recorder.faults  # The heartbeat shows them together.
         self._metrics = Metrics(self._warn_of_value)
@@ -442,6 +445,7 @@ class Run(Reads, Controls, Describes, Artifacts, Rich):
                 return
             self._is_ending = True
         deadline = self._clock.monotonic() + min(max(timeout, 0.0), FINISH_BUDGET_S)
+        self._finish_by = deadline
         try:
             # These may still log.
             for callback in reversed(self._before_finish):
@@ -464,6 +468,11 @@ class Run(Reads, Controls, Describes, Artifacts, Rich):
     def before_finish(self, callback: Callable[[], object]) -> None:
         """Call back once when `finish` begins, the latest first; its errors are only counted."""
         self._before_finish.append(callback)
+
+    @property
+    def finish_left_s(self) -> float:
+        """Seconds that `finish`, once it began, has left."""
+        return self._finish_by - self._clock.monotonic()
 
     def handle_signals(self) -> None:
         """From now on, a SIGTERM ends this run in time; see `init`. On the main thread only."""

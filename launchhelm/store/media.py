@@ -76,6 +76,17 @@ def put(run_directory: Path, chunks: Iterable[bytes]) -> Stored:
     return stored
 
 
+def reveal(hidden: Path, sha256: str) -> None:
+    """Give a file that was made in media/ under a hidden name the name of its digest. Durable.
+
+    Raises:
+        OSError: It stays hidden.
+    """
+    os.chmod(hidden, _MODE)
+    os.rename(hidden, hidden.with_name(sha256))
+    sync_directory(hidden.parent)
+
+
 def measure(chunks: Iterable[bytes]) -> Stored:
     """Return what bytes are, without storing them."""
     digest = hashlib.sha256()

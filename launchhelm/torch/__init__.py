@@ -14,10 +14,18 @@ from launchhelm import _optional
 
 _optional.require("torch")  # Without it: one line that says what to install.
 
+from launchhelm.torch._checkpoint import CheckpointError
 from launchhelm.torch._errors import DivergedStateError
 from launchhelm.torch._flow import TrainingStopped
 from launchhelm.torch._open import init
 from launchhelm.torch._trainer import Trainer
 from launchhelm.torch._tunables import Tunable
 
-__all__ = ["DivergedStateError", "Trainer", "TrainingStopped", "Tunable", "init"]
+__all__ = [
+    "CheckpointError",
+    "DivergedStateError",
+    "Trainer",
+    "TrainingStopped",
+    "Tunable",
+    "init",
+]

@@ -206,20 +206,23 @@ class Links(Peers):
 
     def issue(self, packet: bytes) -> None:
         """Coordinator: broadcast a packet without waiting."""
+        self._begin(packet)
+
+    def expect(self) -> None:
+        """Another rank: begin to receive a packet without waiting."""
+        self._begin(None)
+
+    def _begin(self, packet: bytes | None) -> None:
         assert self._exchange is not None
         memory = self._packets.pop() if self._packets else Memory(PACKET_BYTES)
-        memory.bytes[:] = packet
+        if packet is not None:
+            memory.bytes[:] = packet
         work = kept(self._exchange.broadcast(memory.tensor, 0, self._limit))
         self._issued.append((memory, work))
 
     def receive(self) -> bytes:
-        """Wait for the packet that is due: the issued one, or on a peer the coordinator's."""
-        assert self._exchange is not None
-        if self._issued:
-            memory, work = self._issued.pop(0)
-        else:
-            memory = self._packets.pop() if self._packets else Memory(PACKET_BYTES)
-            work = kept(self._exchange.broadcast(memory.tensor, 0, self._limit))
+        """Wait for the packet that is due."""
+        memory, work = self._issued.pop(0)
         self.wait(work, about="exchange")
         # Only after the wait: gloo may still write into the memory of one that was lost.
         self._packets.append(memory)
@@ -302,11 +305,11 @@ class Links(Peers):
         Raises:
             Unavailable: As in `all_reduce`.
         """
-        longest = int(self.all_reduce(torch.tensor([len(body)]), "max"))
+        group, longest = self._usable_data("collect"), torch.tensor([len(body)])
+        self._wait_data(group.allreduce(longest, dist.ReduceOp.MAX, self._limit), "collect")
         size = len(body).to_bytes(8, "little")
-        own = torch.frombuffer(bytearray(size + body.ljust(longest, b"\0")), dtype=torch.uint8)
+        own = torch.frombuffer(bytearray(size + body.ljust(int(longest), b"\0")), dtype=torch.uint8)
         rows = [torch.empty_like(own) for _ in range(self.size)] if self.rank == 0 else []
-        group = self._usable_data("collect")
         self._wait_data(group.gather(rows, own, 0, self._limit), "collect")
         found = [row.numpy().tobytes() for row in rows]
         return [row[8 : 8 + int.from_bytes(row[:8], "little")] for row in found]

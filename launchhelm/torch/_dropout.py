@@ -46,9 +46,12 @@ class Sites:
         self._model: Any = None
         self._found: list[Site] = []
         self._registered: dict[str, Site] = {}
+        self._from_script: dict[str, float] = {}
 
     def watch(self, model: Any) -> None:
         """Look through another model from now on."""
+        if model is not self._model:
+            self._from_script.clear()
         self._model = model
         self.look()
 
@@ -56,10 +59,31 @@ class Sites:
         """Find the modules that the model has now."""
         named = self._model.named_modules() if isinstance(self._model, torch.nn.Module) else ()
         self._found = [_site(name, it) for name, it in named if isinstance(it, _DropoutNd)]
+        self._note()
 
     def register(self, name: str, get: Callable[[], float], put: Callable[[float], object]) -> None:
         """Add a place that the script knows how to change; one of the same name is replaced."""
         self._registered[name] = Site(name, "registered", get, put)
+        self._note()
+
+    def changed(self) -> dict[str, float]:
+        """Return the places that have another probability than the script gave them."""
+        return {
+            site.name: float(site.get())
+            for site in self
+            if site.get() != self._from_script[site.name]
+        }
+
+    def put(self, changed: Mapping[str, float]) -> None:
+        """Give every place what `changed` has for it, else what the script gave it."""
+        for site in self:
+            p = float(changed.get(site.name, self._from_script[site.name]))
+            if site.get() != p:
+                site.put(p)
+
+    def _note(self) -> None:
+        for site in self:
+            self._from_script.setdefault(site.name, site.get())
 
     def __iter__(self) -> Iterator[Site]:
         yield from self._found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from launchhelm.records import Command
 from launchhelm.run import Run
 from launchhelm.torch._beats import Beats
 from launchhelm.torch._built_in import DEFAULT_CONTROLS, BuiltIn, require_watchable
+from launchhelm.torch._checkpoint import LATEST, CheckpointError, Checkpoints
 from launchhelm.torch._clipping import Clipping
 from launchhelm.torch._collective import Links
 from launchhelm.torch._controls import Control
@@ -118,6 +120,15 @@ class Trainer:
             notice=notice,
         )
         self._clipping, self._flow = self._built_in.clipping, self._built_in.flow
+        self._checkpoints = Checkpoints(
+            run,
+            control,
+            links,
+            self._built_in,
+            notice,
+            tunables=lambda: {name: each.value for name, each in self._tunables.items()},
+            take_tunables=self._take_tunables,
+        )
         self._raises_stop = False
         self._signals: StopSignals | None = None
         self._odd_names: set[str] = set()
@@ -129,7 +140,7 @@ class Trainer:
             )
             if self._desk is not None:
                 self._desk.standing = self._standing
-        self._failure: DivergedStateError | None = None
+        self._failure: DivergedStateError | CheckpointError | None = None
         self._reason = "the process ended without finish()"
         self._has_stepped = False
         self._has_ended = False
@@ -137,7 +148,9 @@ class Trainer:
             self._offer(Ping())
             run.service.training = self._offer_custom
             run.service.is_control = self._plant.is_control
-        # However this process ends, the run's end is where the other ranks are told.
+        # However this process ends, the run's end is where the other ranks are told. Only then
+        # does this one wait for what is being verified.
+        run.before_finish(self._checkpoints.finish)
         run.before_finish(self._leave)
 
     def stop_on_signals(self) -> None:
@@ -211,6 +224,7 @@ class Trainer:
         self._clipping.watch(model, optimizer, scaler)
         if self._has_ended:
             return
+        self._checkpoints.watch(model, optimizer, scheduler, scaler)
         for name in sorted(self._built_in.names(wanted, eval_fn)):
             self.run.service.require_free(name)
         self._raises_stop = on_stop == "raise"
@@ -485,17 +499,87 @@ class Trainer:
         self.run.service.require_free(f"set_{name}")
         self._tunables[name] = made
         if name in self._kept_tunables:
-            problem = made.problem(self._kept_tunables[name])
-            if problem:
-                _log.warning("The kept value of a tunable does not fit any more: %s", problem)
-            else:
-                made.take(self._kept_tunables[name])
+            self._take_kept(made)
         try:
             self._offer(TunableControl(made))
             self._note_values()
         except Exception as error:
             self._fault("tunable", error)
         return made
+
+    def _take_tunables(self, values: Mapping[str, Any]) -> None:
+        """Give tunables the values of a checkpoint; later ones get theirs when declared."""
+        self._kept_tunables = {**self._kept_tunables, **values}
+        for name in values:
+            if name in self._tunables:
+                self._take_kept(self._tunables[name])
+
+    def _take_kept(self, tunable: Tunable) -> None:
+        value = self._kept_tunables[tunable.name]
+        problem = tunable.problem(value)
+        if problem:
+            _log.warning("The kept value of a tunable does not fit any more: %s", problem)
+        else:
+            tunable.take(value)
+
+    def save_checkpoint(
+        self, path: str | os.PathLike[str] | None = None, *, extra: Mapping[str, Any] | None = None
+    ) -> str | None:
+        """Save the state of this training on all ranks as one checkpoint. Collective.
+
+        Saved are model, optimizer, scheduler and scaler as watched, the random states of every
+        rank, step, tunables, and what commands changed. The file stands in the run directory and is
+        the artifact itself. Every rank waits until it is written, for about as long as `torch.save`
+        takes; that it is durable, has a digest and loads back is made sure on a thread of the
+        coordinator, which then records it. A sharded model is gathered on the coordinator.
+
+        Args:
+            path: Also put a copy here, whole when this returns. It is yours.
+            extra: More to save: what loads with `weights_only=True`. The coordinator's counts.
+
+        Returns:
+            The artifact's id on the coordinator, None elsewhere, and after `finish`.
+
+        Raises:
+            CheckpointError: On every rank, when any of them failed or is gone. Nothing is saved
+                then, and training can go on.
+        """
+        if self._has_ended:
+            _log.warning("launchhelm: save_checkpoint() after finish() saves nothing.")
+            return None
+        return self._checkpoints.save(self._step, path, extra)
+
+    def load_checkpoint(
+        self, path_or_latest: str | os.PathLike[str] = LATEST, map_location: Any = None
+    ) -> dict[str, Any]:
+        """Restore the state of a checkpoint on all ranks, after `watch`. Collective.
+
+        Files of the hosted SDK load too. Tunables that are declared later get their value then.
+        With another number of ranks the random states are not restored, which is told.
+
+        Args:
+            path_or_latest: A file that every rank sees, or "latest": the newest of this run, of any
+                attempt. One that is still being verified by this process is waited for.
+            map_location: As for `torch.load`; default: the CPU.
+
+        Returns:
+            `extra` as it was saved; {} when it was no dict.
+
+        Raises:
+            NotFound: "latest", and there is none; on every rank.
+            CheckpointError: On every rank, when any of them could not read or restore it. Where
+                that was found out too late to leave the training as it was, `step` raises it again.
+        """
+        if self._has_ended:
+            raise CheckpointError("load_checkpoint() after finish() would restore nothing.")
+        try:
+            step, extra = self._checkpoints.load(path_or_latest, map_location)
+        finally:
+            if isinstance(self._failure, CheckpointError | None):
+                self._failure = self._checkpoints.failure
+        self._step = self._progress.step = step
+        self._note_values()
+        return extra
 
     def clip_grad_norm_(self, max_norm: float | None = None) -> float:
         """Clip the gradients of the watched optimizer, or only measure them without a limit.

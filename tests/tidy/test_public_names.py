@@ -32,7 +32,14 @@ LAUNCHHELM = {
     "init",
     "scalar",
 }
-TORCH = {"DivergedStateError", "Trainer", "TrainingStopped", "Tunable", "init"}
+TORCH = {
+    "CheckpointError",
+    "DivergedStateError",
+    "Trainer",
+    "TrainingStopped",
+    "Tunable",
+    "init",
+}
 
 
 def test_launchhelm_exports_the_documented_names() -> None:

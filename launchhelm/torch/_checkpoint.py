@@ -1,0 +1,354 @@
+"""Saving and loading the whole state of a training, on every rank together.
+
+What is saved: model, optimizer, scheduler and scaler as watched; the random states of every rank;
+step, tunables, gradient clipping; and what commands changed: multipliers of the learning rate, and
+dropout. Whatever goes wrong on any rank is raised on all of them.
+
+Everything here runs on the training thread; what is left for another is in `_checkpoint_vault`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from launchhelm._ids import new_id
+from launchhelm.errors import LaunchHelmError, NotFound, Unavailable
+from launchhelm.run import Run
+from launchhelm.store import layout, media
+from launchhelm.torch import _checkpoint_payload as payloads
+from launchhelm.torch import _checkpoint_rates, _random_state
+from launchhelm.torch._built_in import BuiltIn
+from launchhelm.torch._checkpoint_vault import Vault, discard
+from launchhelm.torch._collective import Links
+from launchhelm.torch._participant import RankFacts
+from launchhelm.torch._sharding import (
+    Others,
+    StateError,
+    Target,
+    bare_state,
+    full_state,
+    kind,
+    load_full_state,
+    mapped,
+)
+
+LATEST: Final = "latest"
+SAVING: Final = "saving a checkpoint"
+LOADING: Final = "loading a checkpoint"
+
+_WHOLE_HERE: Final = ("plain", "ddp")
+"""Kinds of models of which every rank has the whole state."""
+
+_MOST_HISTORY: Final = 16
+
+
+class CheckpointError(LaunchHelmError):
+    """A checkpoint could not be saved or loaded; raised on every rank alike."""
+
+    def __init__(self, message: str, *, kept: str = "", remedy: str = "") -> None:
+        super().__init__("checkpoint", message, kept=kept, remedy=remedy)
+
+
+class Watched:
+    """What `Trainer.watch` was given, as state dicts."""
+
+    def __init__(self, model: Any, optimizer: Any, scheduler: Any, scaler: Any) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        others = {"scheduler": scheduler, "scaler": scaler}
+        self.others = {
+            name: each for name, each in others.items() if hasattr(each, "load_state_dict")
+        }
+
+    def whole_state(self, is_coordinator: bool, links: Links | None) -> dict[str, Any]:
+        """Return model, optimizer, scheduler and scaler. Collective where the model is sharded."""
+        if kind(self.model) not in _WHOLE_HERE:
+            model, optimizer = full_state(
+                self.model, self.optimizer, is_coordinator=is_coordinator, links=links
+            )
+        elif is_coordinator:
+            model, optimizer = bare_state(self.model), self.optimizer.state_dict()
+        if not is_coordinator:
+            return {}
+        rest = {name: each.state_dict() for name, each in self.others.items()}
+        return {"model": model, "optimizer": optimizer, **rest}
+
+    def take(self, parts: Mapping[str, Any], others: Others, links: Links | None) -> None:
+        """Load the model and the optimizer, on all ranks or on none. Collective."""
+        model, optimizer = parts["model"], parts["optimizer"]
+        target = Target(self.model, self.optimizer)
+        if target.how not in _WHOLE_HERE:
+            load_full_state(self.model, self.optimizer, model, optimizer, links=links)
+            return
+        with others.one_mind():
+            state = target.fitting({"model": model, "optimizer": optimizer})
+        with others.one_mind(is_changed=True):
+            target.take(mapped(state, target.part))
+
+
+class Checkpoints:
+    """The checkpoints of one trainer.
+
+    Args:
+        run: This rank's.
+        facts: Where this rank stands.
+        links: To the others; None when there are none.
+        built_in: What commands may have changed.
+        notice: Told what people should know.
+        tunables: Returns the values of all tunables.
+        take_tunables: Takes values of some, also of those that are not declared yet.
+
+    Attributes:
+        failure: Why the state of this training cannot be trusted any more; None when it can.
+        rate_history: The last changes of learning rates, on the coordinator.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        facts: RankFacts,
+        links: Links | None,
+        built_in: BuiltIn,
+        notice: Callable[[str], object],
+        tunables: Callable[[], dict[str, Any]],
+        take_tunables: Callable[[Mapping[str, Any]], object],
+    ) -> None:
+        self.failure: CheckpointError | None = None
+        self.rate_history: list[dict[str, Any]] = []
+        self._run = run
+        self._facts = facts
+        self._links = links
+        self._others = Others(links)
+        self._built_in = built_in
+        self._notice = notice
+        self._tunables = tunables
+        self._take_tunables = take_tunables
+        self._watched: Watched | None = None
+        self._vault = Vault(run, notice) if facts.is_coordinator else None
+
+    def watch(self, model: Any, optimizer: Any, scheduler: Any, scaler: Any) -> None:
+        """Save and load these objects from now on."""
+        self._watched = Watched(model, optimizer, scheduler, scaler)
+
+    def finish(self) -> None:
+        """Wait for what is being verified, as long as the end of the run allows."""
+        if self._vault is not None:
+            self._vault.finish(self._run.finish_left_s - 1.0)
+
+    # Saving.
+
+    def save(self, step: int, path: str | os.PathLike[str] | None, extra: Any) -> str | None:
+        """Save at a step; see `Trainer.save_checkpoint`. Collective."""
+        copy = None if path is None else Path(path).absolute()
+        self._require_trusted()
+        others, vault = self._others, self._vault
+        id_: str | None = None
+        with self._phase(SAVING), _as_checkpoint_error("saved", "Nothing was written."):
+            with others.one_mind():
+                problem = payloads.unloadable({} if extra is None else extra, "extra")
+                if problem:
+                    raise TypeError(
+                        f"{problem}, which cannot be loaded back as data alone; give numbers, "
+                        "texts, tensors, and dicts and lists of them"
+                    )
+                own = _random_state.captured()
+            states = self._collected(own)
+            parts: dict[str, Any] = {}
+            if self._watched is not None:
+                parts = self._watched.whole_state(self._facts.is_coordinator, self._links)
+            with others.one_mind():
+                if vault is not None:
+                    payload = self._payload(step, {} if extra is None else extra, parts, states)
+                    problem = payloads.unloadable(payload, "the checkpoint")
+                    if problem:
+                        raise TypeError(f"{problem}, which cannot be loaded back as data alone")
+                    hidden = vault.write(payload)
+                    try:
+                        if copy is not None:
+                            _copy(hidden, copy)
+                    except BaseException:
+                        discard(hidden)
+                        raise
+                    id_ = new_id()
+                    vault.admit(id_, hidden, payload, self._kept(id_, payload, copy))
+        return id_
+
+    def _collected(self, own: _random_state.State) -> list[tuple[int, _random_state.State]]:
+        """Return the random states of all ranks on the coordinator. Collective."""
+        if self._links is None:
+            return [(self._facts.rank, own)]
+        buffer = io.BytesIO()
+        torch.save({"rank": self._facts.rank, "rng": own}, buffer)
+        rows = self._links.collect(buffer.getvalue())
+        states = [torch.load(io.BytesIO(row), weights_only=True) for row in rows]
+        return [(state["rank"], state["rng"]) for state in states]
+
+    def _payload(
+        self,
+        step: int,
+        extra: Any,
+        parts: dict[str, Any],
+        states: list[tuple[int, _random_state.State]],
+    ) -> payloads.Payload:
+        parts, exact = _checkpoint_rates.written(self._built_in.rates, parts)
+        ours = {"rates": exact, "dropout": self._built_in.sites.changed()}
+        return {
+            **payloads.random_part(states),
+            "step": step,
+            "extra": extra,
+            "tunables": self._tunables(),
+            "control": {
+                "grad_clip": self._built_in.clipping.limit,
+                "lr_history": self.rate_history[-_MOST_HISTORY:],
+            },
+            **parts,
+            payloads.OURS: {key: value for key, value in ours.items() if value},
+        }
+
+    def _kept(self, id_: str, payload: payloads.Payload, copy: Path | None) -> dict[str, Any]:
+        return {
+            "launchhelm.torch": {
+                "step": payload["step"],
+                "artifact": id_,
+                "path": "" if copy is None else str(copy),
+            },
+            "control": payload["control"],
+            "tunables": payload["tunables"],
+        }
+
+    # Loading.
+
+    def load(self, source: str | os.PathLike[str], map_location: Any) -> tuple[int, dict[str, Any]]:
+        """Load; see `Trainer.load_checkpoint`. Collective. Returns step and extra."""
+        others = self._others
+        unchanged = "Nothing of this training was changed."
+        with self._phase(LOADING), _as_checkpoint_error("loaded", unchanged, self._poison):
+            path, sha256 = self._located(source)
+            with others.one_mind():
+                payload = payloads.read(path, map_location=map_location)
+                own, why_not = payloads.random_of(
+                    payload, self._facts.group_rank, self._facts.world_size
+                )
+                problem = "" if own is None else _random_state.problem(own)
+                if problem:
+                    raise payloads.Unreadable(problem)
+                ours = _mapping(payload.get(payloads.OURS))
+                exact = _mapping(ours.get("rates"))
+                rates = self._built_in.rates
+                parts = _checkpoint_rates.exactly(rates, payload, exact)
+                if self._facts.is_coordinator:
+                    payloads.require_whole(path, sha256)
+            watched = self._watched
+            if watched is not None and "model" in parts:
+                watched.take(parts, others, self._links)
+            with others.one_mind(is_changed=True):
+                for name, each in (watched.others if watched is not None else {}).items():
+                    if parts.get(name) is not None:
+                        each.load_state_dict(parts[name])
+                _checkpoint_rates.adopt(rates, exact)
+                control = _mapping(payload.get("control"))
+                self._built_in.clipping.limit = control.get("grad_clip")
+                self.rate_history = list(control.get("lr_history") or ())
+                if payloads.OURS in payload:
+                    self._built_in.sites.put(_mapping(ours.get("dropout")))
+                self._take_tunables(_mapping(payload.get("tunables")))
+                if own is not None:
+                    _random_state.restore(own)
+            self.failure = None
+        self._tell(path, payload, why_not)
+        extra = payload.get("extra")
+        return int(payload["step"]), extra if isinstance(extra, dict) else {}
+
+    def _located(self, source: str | os.PathLike[str]) -> tuple[Path, str]:
+        """Return the file to read and the digest that it must have, "" where none is known."""
+        if source != LATEST:
+            return Path(source).absolute(), ""
+        found: tuple[str, str] | None = None
+        with self._others.one_mind():
+            if self._vault is not None:
+                found = self._vault.newest()
+        if self._links is not None:
+            found = self._links.gather_json(found)[0]
+        if found is None:
+            raise NotFound(
+                f"The run {self._run.name!r} has no checkpoint.",
+                remedy="Save one with save_checkpoint(), or give the path of a file.",
+            )
+        return media.path_of(self._run.directory, found[1]), found[1]
+
+    def _tell(self, path: Path, payload: payloads.Payload, why_not: str) -> None:
+        """Say what of this training the file does not have, and the other way round."""
+        texts = [f"{why_not}."] if why_not else []
+        watched = self._watched
+        here = {"model", "optimizer", *watched.others} if watched is not None else set()
+        there = {name for name in ("model", "optimizer", "scheduler", "scaler") if name in payload}
+        if here - there:
+            texts.append(f"It has no {' and no '.join(sorted(here - there))}: kept as it was.")
+        if there - here:
+            texts.append(f"Its {' and '.join(sorted(there - here))} is not watched: not restored.")
+        for text in texts:
+            self._notice(f"Checkpoint {path.name[:16]} of step {payload['step']}: {text}")
+
+    # For both.
+
+    def _require_trusted(self) -> None:
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+
+    def _poison(self, error: CheckpointError) -> None:
+        self.failure = error
+
+    @contextlib.contextmanager
+    def _phase(self, phase: str) -> Iterator[None]:
+        """Let heartbeats say what this rank does."""
+        progress = self._run.recorder.progress
+        before = progress.phase
+        progress.phase, progress.phase_since = phase, time.monotonic()
+        try:
+            yield
+        finally:
+            progress.phase, progress.phase_since = before, time.monotonic()
+
+
+@contextlib.contextmanager
+def _as_checkpoint_error(
+    what: str, kept: str, poison: Callable[[CheckpointError], object] | None = None
+) -> Iterator[None]:
+    """Raise whatever all ranks learnt of together as the one error of checkpoints."""
+    try:
+        yield
+    except (StateError, Unavailable) as error:
+        is_changed = isinstance(error, StateError) and error.is_changed
+        message = error.message if isinstance(error, Unavailable) else f"{error}."
+        failed = CheckpointError(
+            f"The checkpoint could not be {what}: {message}",
+            kept="The state of this training may be half restored." if is_changed else kept,
+            remedy="Load a good checkpoint before you go on." if is_changed else "",
+        )
+        if is_changed and poison is not None:
+            poison(failed)
+        raise failed from error
+
+
+def _copy(file: Path, to: Path) -> None:
+    """Copy a file so that it appears whole, or not at all."""
+    hidden = to.with_name(layout.hidden_name(to.name))
+    try:
+        shutil.copyfile(file, hidden)
+        os.replace(hidden, to)
+    except BaseException:
+        discard(hidden)
+        raise
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,275 @@
+"""Where checkpoints lie: in the run directory, each under its digest once it is known to be good.
+
+`Trainer.save_checkpoint` writes a file under a hidden name in media/ and returns. One thread then
+makes it *ready*: it syncs the file, takes its digest, loads it back as data alone, gives it the
+name of its digest, and records it. That very file is the artifact; there is no second copy.
+
+A process that ends before that leaves the file hidden, with a record that names it. The next
+attempt finds it there and makes it ready itself.
+
+The thread reads files and appends records. It knows no group, model or optimizer, and no lock:
+jobs go to it by a queue, and each job says by an event that it is over.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final
+
+import torch
+
+from launchhelm._run_artifacts import OCTETS
+from launchhelm.run import Run
+from launchhelm.store import layout, media
+from launchhelm.store.reader import Reader
+from launchhelm.torch._checkpoint_payload import Payload, Unreadable, read, require_whole
+
+METRIC: Final = "checkpoint"
+"""Its value at a step is the id of the checkpoint of that step."""
+
+EVENT: Final = "checkpoint"
+
+_LAST_LOOK_S: Final = 3.0
+"""How long the end of a run waits for a file that is being loaded back; that cannot be stopped."""
+
+
+@dataclass(slots=True)
+class Job:
+    """One file on its way to being ready.
+
+    Args:
+        id: Of the artifact.
+        kept: What a resume finds in `Run.restored`, once it is ready.
+        path: Where it is now.
+        sha256: "" until it is ready.
+        failed: Why it never will be.
+    """
+
+    id: str
+    step: int
+    format: str
+    path: Path
+    kept: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON.
+    sha256: str = ""
+    failed: str = ""
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+class _Stopped(Exception):
+    """The run ends; what is left to do is the next attempt's."""
+
+
+class Vault:
+    """The checkpoints of one run, on the coordinator.
+
+    Args:
+        run: Whose directory and records.
+        notice: Told of a checkpoint that turned out to be unusable.
+    """
+
+    def __init__(self, run: Run, notice: Callable[[str], object]) -> None:
+        self._run = run
+        self._notice = notice
+        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._newest: Job | None = None
+        self._ready: tuple[str, str] | None = None
+        self._thread: threading.Thread | None = None
+        self._stop = False
+
+    # On the training thread.
+
+    def write(self, payload: Payload) -> Path:
+        """Write a checkpoint under a hidden name; for as long as torch.save takes.
+
+        Raises:
+            OSError, RuntimeError: It could not be written, and nothing of it is left behind.
+        """
+        directory = self._run.directory / layout.MEDIA
+        directory.mkdir(exist_ok=True)
+        hidden = directory / layout.hidden_name(f"{METRIC}-{payload['step']}")
+        os.close(os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        try:
+            torch.save(payload, hidden)
+        except BaseException:
+            discard(hidden)
+            raise
+        return hidden
+
+    def admit(self, id_: str, hidden: Path, payload: Payload, kept: Mapping[str, Any]) -> None:
+        """Let the thread make a written file ready."""
+        job = Job(id_, payload["step"], payload["format"], hidden, kept)
+        # Before the thread begins: whoever finds the file hidden knows what it is.
+        body = {
+            "type": EVENT,
+            "id": id_,
+            "state": "verifying",
+            "file": hidden.name,
+            "format": job.format,
+            "kept": kept,
+        }
+        self._run.recorder.append_urgent("ev", body, step=job.step)
+        self._newest = job
+        self._jobs.put(job)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._work, name="launchhelm-checkpoint", daemon=True
+            )
+            self._thread.start()
+
+    def newest(self) -> tuple[str, str] | None:
+        """Return id and digest of the newest ready checkpoint; None when there is none.
+
+        Waits for those that this process has saved. One that an earlier attempt could not make
+        ready is made so now, if it is good.
+        """
+        if self._newest is not None:
+            self._newest.over.wait()
+        if self._ready is not None:
+            return self._ready
+        ready: tuple[str, str] | None = None
+        begun: dict[str, Job] = {}
+        for record in Reader(self._run.directory, kinds=("art", "ev"), ranks=(0,)).poll():
+            body = record.body
+            id_ = str(body.get("id"))
+            if record.kind == "art" and body.get("format"):
+                begun.clear()  # What came before is older than one that is ready.
+                ready = (id_, str(body.get("sha256")))
+            elif body.get("type") == EVENT and body.get("state") == "failed":
+                begun.pop(id_, None)
+            elif body.get("type") == EVENT:
+                begun[id_] = self._left_behind(id_, record.step, body)
+        for job in reversed(begun.values()):
+            if self._finished(job):
+                return job.id, job.sha256
+        return ready or self._named_by_script()
+
+    def finish(self, limit_s: float) -> None:
+        """Wait for what is under way, then leave the rest to the next attempt."""
+        job, thread = self._newest, self._thread
+        if job is None or thread is None:
+            return
+        if not job.over.wait(max(0.0, limit_s)):
+            self._notice(
+                f"The checkpoint of step {job.step} is on disk and was not verified before the end "
+                f'of the run. The next attempt does that in load_checkpoint("latest"): '
+                f"{job.path.name}."
+            )
+        self._stop = True
+        # Python must not end while torch loads a file on a thread.
+        job.over.wait(_LAST_LOOK_S)
+
+    # On the thread, and for what an earlier attempt left.
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                self._make_ready(job)
+            finally:
+                job.over.set()
+
+    def _make_ready(self, job: Job) -> None:
+        try:
+            sha256, size = self._verified(job.path)
+            media.reveal(job.path, sha256)
+            job.path = job.path.with_name(sha256)
+        except _Stopped:
+            return
+        except Exception as error:  # Training goes on; what cannot be used is said, and removed.
+            self._give_up(job, error)
+            return
+        job.sha256 = sha256
+        self._record(job, size)
+        self._ready = (job.id, sha256)
+
+    def _verified(self, path: Path) -> tuple[str, int]:
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+        stored = media.measure(self._unless_stopped(media.file_chunks(path)))
+        read(path)
+        return stored.sha256, stored.size
+
+    def _unless_stopped(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+            if self._stop:
+                raise _Stopped
+
+    def _record(self, job: Job, size: int) -> None:
+        """Say that it is ready: first what its id means, then the id as the value of its step."""
+        recorder = self._run.recorder
+        body = {
+            "id": job.id,
+            "name": f"step-{job.step}.pt",
+            "media_type": OCTETS,
+            "size": size,
+            "sha256": job.sha256,
+            "purpose": "general",
+            "format": job.format,
+        }
+        recorder.append_urgent("art", body, step=job.step)
+        recorder.append_urgent("m", {METRIC: job.id}, step=job.step)
+        try:
+            self._run.keep({**self._run.kept_state, **job.kept})
+        except Exception as error:  # A resume then begins with what was kept before.
+            self._run.fault("checkpoint", error)
+
+    def _give_up(self, job: Job, error: Exception) -> None:
+        job.failed = (
+            str(error) if isinstance(error, Unreadable) else f"{type(error).__name__}: {error}"
+        )
+        discard(job.path)
+        body = {"type": EVENT, "id": job.id, "state": "failed", "error": job.failed[:1000]}
+        self._run.recorder.append_urgent("ev", body, step=job.step)
+        self._notice(
+            f"The checkpoint of step {job.step} cannot be used and was removed: {job.failed}."
+        )
+
+    # What an earlier attempt left.
+
+    def _left_behind(self, id_: str, step: int | None, body: Mapping[str, Any]) -> Job:
+        # The name alone: whatever a record says, nothing outside of media/ is touched.
+        name = Path(str(body.get("file"))).name
+        kept = body.get("kept")
+        return Job(
+            id_,
+            step or 0,
+            str(body.get("format")),
+            self._run.directory / layout.MEDIA / name,
+            kept if isinstance(kept, Mapping) else {},
+        )
+
+    def _finished(self, job: Job) -> bool:
+        """Make a file ready that its process could not, if it is there and good."""
+        directory = self._run.directory / layout.MEDIA
+        try:
+            if not job.path.name.startswith(".") or job.path.name not in os.listdir(directory):
+                return False
+            # Its host may have lost power before it was synced.
+            require_whole(job.path)
+        except (OSError, Unreadable) as error:
+            self._give_up(job, error)
+            return False
+        self._make_ready(job)
+        return bool(job.sha256)
+
+    def _named_by_script(self) -> tuple[str, str] | None:
+        """Return what the script has recorded by `run.checkpoint`, if anything."""
+        point = self._run.latest(METRIC)
+        if point is not None:
+            for record in Reader(self._run.directory, kinds=("art",)).poll():
+                if record.body.get("id") == point["value"]:
+                    return str(record.body["id"]), str(record.body.get("sha256"))
+        return None
+
+
+def discard(path: Path) -> None:
+    """Remove a file that nobody needs, if it is there."""
+    with suppress(OSError):
+        os.unlink(path)
