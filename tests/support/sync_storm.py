@@ -17,10 +17,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launchhelm import Image
 from launchhelm.records import Record
 from launchhelm.store import media
 from launchhelm.store.reader import Reader
+from launchhelm.values.media import artifact_of
 from syncer.api.client import Client
+from syncer.artifacts import ARTIFACT_LABEL
 from syncer.mapping import Sample, samples
 from syncer.naming import RUN_LABEL, STREAM_LABEL
 from tests.support.chaos import Chaos
@@ -134,8 +137,22 @@ class Job:
             writer.record("con", {"text": f"step {step}", "stream": 0, "line": step}, step=step)
             writer.record("m", {"eval/acc": step / 7}, step=step, axes={"fold": str(rank)})
             writer.record("sys", {"system/cpu_percent": float(step % 100)})
+            self._frame(writer, b"frame %d" % (step // 100))
         if rank == 0 and step % CHECKPOINT_STEPS == CHECKPOINT_STEPS - 1:
             self._checkpoint(writer, os.urandom(20_000))
+
+    def _frame(self, writer: WriterBuilder, data: bytes) -> None:
+        """Log a medium whose bytes other ranks and other steps have as well."""
+        stored = media.put(self.directory, [data])
+        medium = Image(data, media_type="image/png")
+        body = {
+            "name": "frames",
+            "renderer": "media",
+            "value": medium.value(),
+            "files": [{"sha256": stored.sha256, "size": stored.size, "media_type": "image/png"}],
+        }
+        writer.record("rich", body, step=self.step)
+        self.artifacts[f"pending:{stored.sha256}"] = data
 
     def _checkpoint(self, writer: WriterBuilder, data: bytes) -> None:
         stored = media.put(self.directory, [data])
@@ -338,6 +355,8 @@ class Storm:
 
     def _value(self, record: Record, name: str) -> str:
         """Say what a point's value must be; only what this job computes itself is compared."""
+        if record.kind == "rich":
+            return _text(artifact_of(record.body["value"]["items"][0]))
         value = record.body.get(name) if record.kind == "m" else None
         return _text(value) if value is not None else ""
 
@@ -351,7 +370,7 @@ class Storm:
         found: Counter[tuple[str, int, str]] = Counter()
         artifacts = self._artifacts(client, runs)
         ours = {theirs: id_ for id_, theirs in artifacts.items()}
-        metrics = {"loss", "count", "is_odd", "eval/acc", "checkpoint"}
+        metrics = {"loss", "count", "is_odd", "eval/acc", "checkpoint", "frames"}
         for run in runs:
             scope = run["scope"]
             for stream in client.list_documents("stream", scope["project_id"], run["id"]):
@@ -359,6 +378,8 @@ class Storm:
                 is_metric = stream["spec"]["name"] in metrics
                 for point in client.all_points(stream["id"]):
                     value = point["value"]
+                    if stream["spec"]["name"] == "frames":
+                        value = artifact_of(value["items"][0])
                     if isinstance(value, str):
                         value = ours.get(value, value)
                     text = _text(value) if is_metric else ""
@@ -371,8 +392,9 @@ class Storm:
         for run in runs:
             project = run["scope"]["project_id"]
             for document in client.list_documents("artifact", project, run["id"]):
-                labels = document["spec"]["provenance"]["labels"]
-                id_ = labels["launchhelm.offline.artifact"]
+                spec = document["spec"]
+                media_id = f"pending:{spec['sha256']}"
+                id_ = spec["provenance"]["labels"].get(ARTIFACT_LABEL, media_id)
                 if document["spec"]["state"] != "ready":
                     continue
                 assert id_ not in found, f"{id_} stands there twice"
