@@ -22,8 +22,8 @@ def full_state(model: torch.nn.Module, optimizer: Any) -> tuple[State, State]:
     """Gather both whole states on rank 0 of the model's group, on the CPU. Collective."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    names = _names(model, optimizer)
-    with _whole(model, rank0_only=True):
+    names = names_of(model, optimizer)
+    with _whole(model, saving=True):
         model_state = {clean(name): value for name, value in model.state_dict().items()}
         named: State = {}
         if optimizer.state:
@@ -42,7 +42,7 @@ def load(
     """Take both whole states, which every rank holds. Collective."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    names = _names(model, optimizer)
+    names = names_of(model, optimizer)
     name = list(chain.from_iterable(names))
     named = {
         "state": {name[index]: value for index, value in optimizer_state["state"].items()},
@@ -51,33 +51,41 @@ def load(
             for group in optimizer_state["param_groups"]
         ],
     }
-    with _whole(model, rank0_only=False):
-        model.load_state_dict(
-            {wrapped: model_state[clean(wrapped)] for wrapped in model.state_dict()}
-        )
+    with _whole(model, saving=False):
+        model.load_state_dict(_by_own_names(model, model_state))
         flat = FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, named)
     optimizer.load_state_dict(flat)
 
 
-def _names(model: torch.nn.Module, optimizer: Any) -> list[list[str]]:
+def names_of(model: torch.nn.Module, optimizer: Any) -> list[list[str]]:
     """Return the clean names in each group of the optimizer, in the order of the bare model."""
     place = {clean(path): index for index, (path, _) in enumerate(model.named_modules())}
-    of: dict[Any, list[str]] = {}
-    for path, parameter in model.named_parameters():
-        inside = getattr(parameter, "_fqns", None)
-        prefix = clean(path).removesuffix("_flat_param")
-        of[parameter] = [prefix + clean(each) for each in inside] if inside else [clean(path)]
+    of = {parameter: _inside(path, parameter) for path, parameter in model.named_parameters()}
     return [
         sorted(
-            (name for parameter in group["params"] for name in of[parameter]),
+            (clean(name) for parameter in group["params"] for name in of[parameter]),
             key=lambda name: place[name.rpartition(".")[0]],
         )
         for group in optimizer.param_groups
     ]
 
 
+def _by_own_names(model: torch.nn.Module, state: Mapping[str, Any]) -> State:
+    """Return a state by the names that this model expects; a layer in it may be compiled."""
+    tensors = chain(model.named_parameters(), model.named_buffers())
+    own = {clean(name): name for path, tensor in tensors for name in _inside(path, tensor)}
+    return {own.get(name, name): value for name, value in state.items()}
+
+
+def _inside(path: str, tensor: Any) -> list[str]:
+    """Return the names of all parameters in one that may be flat."""
+    path = path.replace("_fsdp_wrapped_module.", "").replace("_checkpoint_wrapped_module.", "")
+    names = getattr(tensor, "_fqns", None)
+    return [path.removesuffix("_flat_param") + name for name in names] if names else [path]
+
+
 @contextlib.contextmanager
-def _whole(model: torch.nn.Module, *, rank0_only: bool) -> Iterator[None]:
+def _whole(model: torch.nn.Module, *, saving: bool) -> Iterator[None]:
     from torch.distributed.fsdp import (
         FullOptimStateDictConfig,
         FullStateDictConfig,
@@ -85,12 +93,15 @@ def _whole(model: torch.nn.Module, *, rank0_only: bool) -> Iterator[None]:
         StateDictType,
     )
 
+    # What is on the CPU would not be copied there, and would be freed under the state's hands.
+    offload = saving and any(it.device.type != "cpu" for it in model.parameters())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", module=r"torch\.distributed")
         with FullyShardedDataParallel.state_dict_type(
             model,
             StateDictType.FULL_STATE_DICT,
-            FullStateDictConfig(offload_to_cpu=True, rank0_only=rank0_only),
-            FullOptimStateDictConfig(offload_to_cpu=True, rank0_only=rank0_only),
+            FullStateDictConfig(offload_to_cpu=offload, rank0_only=saving),
+            FullOptimStateDictConfig(offload_to_cpu=offload, rank0_only=saving),
         ):
             yield

@@ -26,7 +26,15 @@ import torch.distributed as dist
 
 from launchhelm.torch import _fsdp1
 from launchhelm.torch._collective import Links
-from launchhelm.torch._wrapping import as_ddp, clean, is_dtensor, is_fsdp1, peeled, unknown
+from launchhelm.torch._wrapping import (
+    as_ddp,
+    clean,
+    is_dtensor,
+    is_fsdp1,
+    is_fsdp2,
+    peeled,
+    unknown,
+)
 
 State = dict[str, Any]  # Any: what a state_dict() holds is the module's and the optimizer's own.
 Path = tuple[Any, ...]
@@ -58,9 +66,9 @@ def kind(model: Any) -> str:
     size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     if not isinstance(model, torch.nn.Module) or unknown(model, size):
         return "unknown"
-    if any(is_fsdp1(module) for module in model.modules()):
+    if any(map(is_fsdp1, model.modules())):
         return "fsdp1"
-    if any(is_dtensor(parameter) for parameter in model.parameters()):
+    if any(map(is_fsdp2, model.modules())) or any(map(is_dtensor, model.parameters())):
         return "fsdp2"
     return "ddp" if as_ddp(model) is not None else "plain"
 
@@ -204,10 +212,13 @@ class Target:
         """Return a state by clean names, or raise ValueError where it does not fit. Local."""
         _require_known(self._model, self.how)
         model_state = {clean(name): value for name, value in state["model"].items()}
-        if self.how != "fsdp1":
+        if self.how == "fsdp1":
+            groups: Any = _fsdp1.names_of(peeled(self._model), self._optimizer)
+        else:
+            groups = [group["params"] for group in self._optimizer.param_groups]
             self._own = bare_state(self._model)
             _require_fit(model_state, self._own)
-            _require_groups(state["optimizer"], self._optimizer)
+        _require_groups(state["optimizer"], [len(group) for group in groups])
         return {"model": model_state, "optimizer": state["optimizer"]}
 
     def like(self, path: Path) -> Any:
@@ -268,6 +279,7 @@ class Others:
 
     def __init__(self, links: Links | None) -> None:
         self._links = links
+        self.rank = 0 if links is None else links.rank
         self.size = 1 if links is None else links.size
 
     @contextlib.contextmanager
@@ -379,8 +391,7 @@ def _require_fit(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
                 raise ValueError(f"{name} has no storage yet; call model.to_empty() first")
 
 
-def _require_groups(state: Mapping[str, Any], optimizer: Any) -> None:
-    ours = [len(group["params"]) for group in optimizer.param_groups]
+def _require_groups(state: Mapping[str, Any], ours: Sequence[int]) -> None:
     theirs = [len(group["params"]) for group in state["param_groups"]]
     if ours != theirs:
         raise ValueError(

@@ -88,7 +88,7 @@ def save_shards(
         require_whole(state["optimizer"], optimizer)
     others.require_alike(state)
     require_same(model, state["model"], others)
-    with others.one_mind(), _quiet():
+    with others.one_mind(), _plainly(others.rank):
         writer = FileSystemWriter(directory)
         save(_parts(state), storage_writer=writer, process_group=process_group)
     outline = mapped(state, outlined)
@@ -130,7 +130,7 @@ def load_shards(
         state = target.fitting(state)
         parts = mapped(state, lambda path, tensor: _empty(tensor, target.like(path)))
         index = read_index(directory)
-    with others.one_mind(), _quiet():
+    with others.one_mind(), _plainly(others.rank):
         load(_parts(parts), storage_reader=_reader(directory, index), process_group=process_group)
     with others.one_mind(is_changed=True):
         target.take(parts)
@@ -219,8 +219,15 @@ def _require_parts(how: str) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _plainly(rank: int) -> Iterator[None]:
+    """Turn the failures of all ranks into that of this one, which the others will hear of."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed")
+        warnings.filterwarnings("ignore", module=r"torch\.distributed")
         warnings.filterwarnings("ignore", message=".*single process.*")
-        yield
+        try:
+            yield
+        except CheckpointException as error:
+            if rank in error.failures:
+                raise error.failures[rank][0] from None

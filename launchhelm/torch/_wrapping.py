@@ -41,6 +41,11 @@ def is_fsdp1(module: Any) -> bool:
     )
 
 
+def is_fsdp2(module: Any) -> bool:
+    """Whether `fully_shard` was applied to this. Its parameters are whole tensors now and then."""
+    return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
+
+
 def is_dtensor(tensor: Any) -> bool:
     """Whether a tensor is spread over a mesh of ranks, as `fully_shard` does it."""
     return isinstance(tensor, torch.Tensor) and hasattr(tensor, "device_mesh")
