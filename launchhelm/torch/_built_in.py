@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from launchhelm.torch._checkpoint_control import Checkpoint
 from launchhelm.torch._clipping import Clipping, GradClip
 from launchhelm.torch._controls import Control
 from launchhelm.torch._dropout import Dropout, Sites
@@ -17,7 +18,7 @@ from launchhelm.torch._weight_decay import WeightDecay
 
 DEFAULT_CONTROLS: Final = ("lr", "weight_decay", "grad_clip", "dropout", "checkpoint")
 KNOWN_CONTROLS: Final = (*DEFAULT_CONTROLS, "eval", *FLOW_CONTROLS)
-"""Names that `watch` accepts. Those that this version does not have yet are not advertised."""
+"""Names that `watch` accepts."""
 
 ON_STOP: Final = ("flag", "raise")
 
@@ -65,6 +66,7 @@ class BuiltIn:
         world_size: Ranks of the training group.
         log: Logs the result of an evaluation at the present step.
         notice: Told what people should know.
+        save: Saves a checkpoint, on every rank together.
 
     Attributes:
         rates: None without the `lr` control.
@@ -80,6 +82,7 @@ class BuiltIn:
         world_size: int,
         log: Callable[[Mapping[str, Any]], object],
         notice: Callable[[str], object],
+        save: Callable[[], str | None],
     ) -> None:
         self.rates: Rates | None = None
         self.clipping = Clipping(limit, world_size)
@@ -90,10 +93,11 @@ class BuiltIn:
         self._withdraw = withdraw
         self._log = log
         self._notice = notice
+        self._save = save
 
     def names(self, wanted: Sequence[str], eval_fn: object) -> set[str]:
         """Return which controls `watch` offers."""
-        names = {*wanted, *self.always} - {"checkpoint"}
+        names = {*wanted, *self.always}
         if "pause" in names:
             names.add("resume")  # Whoever can pause must be able to go on.
         if eval_fn is not None:
@@ -115,6 +119,7 @@ class BuiltIn:
             WeightDecay(Groups(optimizer)),
             GradClip(self.clipping),
             Dropout(self.sites),
+            Checkpoint(self._save),
             *(FlowControl(name, self.flow) for name in FLOW_CONTROLS),
         ]
         names = self.names(wanted, eval_fn)

@@ -22,6 +22,7 @@ import torch
 
 from launchhelm._ids import new_id
 from launchhelm.errors import LaunchHelmError, NotFound, Unavailable
+from launchhelm.records import Outcome
 from launchhelm.run import Run
 from launchhelm.store import layout, media
 from launchhelm.torch import _checkpoint_payload as payloads
@@ -144,6 +145,19 @@ class Checkpoints:
         if self._vault is not None:
             self._vault.finish(self._run.finish_left_s - 1.0)
 
+    def note(self, outcome: Outcome) -> None:
+        """Remember by how much a command has changed the learning rates."""
+        change = outcome.changes.get("lr")
+        if change is not None:
+            factors = {
+                index: new / old if old else 1.0
+                for index, (old, new) in enumerate(zip(change["old"], change["new"], strict=True))
+                if new != old
+            }
+            step = outcome.applied_at.get("step")
+            entry = {"step": step, "groups": list(factors), "factors": list(factors.values())}
+            self.rate_history = [*self.rate_history, entry][-_MOST_HISTORY:]
+
     # Saving.
 
     def save(self, step: int, path: str | os.PathLike[str] | None, extra: Any) -> str | None:
@@ -208,7 +222,7 @@ class Checkpoints:
             "tunables": self._tunables(),
             "control": {
                 "grad_clip": self._built_in.clipping.limit,
-                "lr_history": self.rate_history[-_MOST_HISTORY:],
+                "lr_history": self.rate_history,
             },
             **parts,
             payloads.OURS: {key: value for key, value in ours.items() if value},
@@ -312,6 +326,8 @@ class Checkpoints:
         """Let heartbeats say what this rank does."""
         progress = self._run.recorder.progress
         before = progress.phase
+        if before.startswith("in "):  # A command's handler, which is waited for by that name.
+            phase = before
         progress.phase, progress.phase_since = phase, time.monotonic()
         try:
             yield

@@ -40,6 +40,7 @@ class Control(Protocol):
 
         Raises:
             NotEffective: The change was made, and something else is read back.
+            NotDone: Nothing was changed, on any rank.
         """
         ...
 
@@ -80,6 +81,10 @@ class StateControl(Control, Protocol):
 
 class NotEffective(Exception):
     """A value was written, and another one is read back."""
+
+
+class NotDone(Exception):
+    """A handler has changed nothing, as all ranks found out together; so none of them differs."""
 
 
 class OneValue:

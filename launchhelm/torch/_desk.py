@@ -25,6 +25,7 @@ class TrainingDesk:
         landed: Commands applied since the optimizer last moved, with what they changed; their
             effect is still to be seen.
         urgent: Asked first for a command that nobody has sent, such as that of a signal.
+        applied: Told of each outcome that says applied.
         standing: Knows what was commanded; asked next for what is to be commanded again.
     """
 
@@ -33,6 +34,7 @@ class TrainingDesk:
         self._is_advertised = False
         self.landed: list[tuple[Command, Mapping[str, Any]]] = []
         self.urgent: Callable[[], Command | None] | None = None
+        self.applied: Callable[[Outcome], object] = lambda outcome: None
         self.standing: Standing | None = None
 
     @property
@@ -79,6 +81,7 @@ class TrainingDesk:
             self.landed.append((command, outcome.changes))
             if self.standing is not None:
                 self.standing.take(command, outcome)
+            self.applied(outcome)
 
 
 class Panel:

@@ -36,6 +36,7 @@ class Status(IntEnum):
     FAILED = 1
     EXPIRED = 2
     EARLY = 3
+    NOT_DONE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +195,12 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """The call is over. `issue`: first post this packet, without waiting for it."""
+    """The call is over. `issue`: first send this packet, without waiting for it; `expect`: first
+    begin to receive one.
+    """
 
     issue: Packet | None = None
+    expect: bool = False
 
 
 @dataclass(frozen=True, slots=True)

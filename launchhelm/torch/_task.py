@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from launchhelm.records import Command, Outcome
+from launchhelm.torch._controls import NotDone
 from launchhelm.torch._messages import Applied, Checked, Status, Verdict, digest
 from launchhelm.torch._roles import Plant, Ticket
 
@@ -73,6 +74,8 @@ class Task:
             values = plant.read_back(self.name, self.payload)
             if self.command is not None:
                 self._changes = plant.changes(self.name, self._snapshot)
+        except NotDone as error:
+            return Applied(Status.NOT_DONE, str(error))
         except Exception as error:  # It may raise anything; the other ranks must hear of it.
             return Applied(Status.FAILED, text_of(error), changed=changed)
         return Applied(Status.OK, values, digest(values), changed)

@@ -118,6 +118,7 @@ class Trainer:
             world_size=control.world_size,
             log=self._log_here,
             notice=notice,
+            save=self.save_checkpoint,
         )
         self._clipping, self._flow = self._built_in.clipping, self._built_in.flow
         self._checkpoints = Checkpoints(
@@ -131,6 +132,7 @@ class Trainer:
         )
         self._raises_stop = False
         self._signals: StopSignals | None = None
+        self._has_saved = False
         self._odd_names: set[str] = set()
         self._standing: Standing | None = None
         if control.is_coordinator:
@@ -140,6 +142,8 @@ class Trainer:
             )
             if self._desk is not None:
                 self._desk.standing = self._standing
+        if self._desk is not None:
+            self._desk.applied = self._checkpoints.note
         self._failure: DivergedStateError | CheckpointError | None = None
         self._reason = "the process ended without finish()"
         self._has_stepped = False
@@ -153,11 +157,11 @@ class Trainer:
         run.before_finish(self._checkpoints.finish)
         run.before_finish(self._leave)
 
-    def stop_on_signals(self) -> None:
+    def stop_on_signals(self, signals: StopSignals) -> None:
         """Turn SIGTERM and SIGUSR1 on any rank into one `stop` on all; called by `init`."""
         board = self._links.board if self._links is not None else None
-        self._signals = signals = StopSignals(self.control.group_rank, board)
-        self.run.before_finish(signals.let_go)
+        self._signals = signals
+        signals.begin(self.control.group_rank, board, self.run.recorder)
         if self._desk is not None:
             self._desk.urgent = signals.command
         self._built_in.always = frozenset(("stop",))
@@ -302,6 +306,8 @@ class Trainer:
                 self._failure = error
                 self._note_values()
                 raise
+        if self._flow.now.saves and not self._has_saved:
+            self._save_at_the_end(number)
         if self._panel is not None:
             self._look(self._panel, number, now)
         if self._raises_stop and self._flow.now.stop_requested:
@@ -313,6 +319,17 @@ class Trainer:
             signals.tell()
         elif signals.heard:
             self._flow.now = replace(self._flow.now, stop_requested=True)
+
+    def _save_at_the_end(self, number: int) -> None:
+        """Save before the loop learns that it should stop, on every rank at this call.
+
+        Whatever comes of it, the loop is told to stop: there may be little time.
+        """
+        self._has_saved = True
+        try:
+            self._checkpoints.save(number, None, None)
+        except CheckpointError as error:
+            self._fault("checkpoint", error)
 
     def _hold(self, exchange: Exchange, number: int) -> None:
         """Wait at this step, on every rank alike, until a command or the loss of control ends it.
@@ -639,15 +656,22 @@ class Trainer:
             close_run: False leaves the run open for a resume.
             timeout: Seconds to wait for storage, 10 at most.
         """
-        self._reason = "finished"
-        if self._signals is not None and self._signals.heard:
+        heard = self._signals.heard if self._signals is not None else ""
+        if heard or self._flow.now.saves:
             # Its launcher may start it again: the run stays open for that attempt.
-            self._reason = self._signals.heard
+            self._reason = heard or "stopped with a checkpoint"
             self.run.finish(
                 close_run=False, timeout=timeout, state="terminated", reason=self._reason
             )
         else:
+            self._reason = "finished"
             self.run.finish(close_run=close_run, timeout=timeout)
+        self._let_signals_go()
+
+    def _let_signals_go(self) -> None:
+        # Not earlier: a signal must not end the process before its end is on record.
+        if self._signals is not None:
+            self._signals.let_go()
 
     def _leave(self) -> None:
         """Let go of the other ranks, at the start of the run's end."""
@@ -673,6 +697,7 @@ class Trainer:
         state, reason = _endings.describe(error)
         self._reason = reason or state
         self.run.finish(close_run=False, state=state, reason=reason)
+        self._let_signals_go()
 
     def __reduce__(self) -> tuple[object, ...]:
         # A copy, in this process or another, must not log what the original logs.
