@@ -161,22 +161,27 @@ class _Copy:
 
     def _data_once(self) -> list[str]:
         """Copy what one listing shows; return the journals in which a line is not whole."""
-        for _ in range(_LISTINGS):
-            with _opened(self._source / layout.DATA, _FOLDER) as folder:
-                listed = sorted(filter(layout.parse_segment, os.listdir(folder)))
+        torn, names = [], set()
+        with _opened(self._source / layout.DATA, _FOLDER) as folder:
+            for listed in sorted(filter(layout.parse_segment, os.listdir(folder))):
+                name = listed
                 try:
-                    torn = [name for name in listed if self._segment(folder, name)]
+                    is_torn = self._segment(folder, name)
                 except OSError as error:
-                    if not has_vanished(error):
+                    # It was sealed meanwhile. What is sealed holds all that the journal held.
+                    name = listed.removesuffix(".jsonl") + ".db"
+                    again = os.listdir(self._source / layout.DATA)
+                    if not has_vanished(error) or name == listed or name not in again:
                         raise
-                    continue  # It was sealed meanwhile: list again.
-            for path in self.sums.keys() - {f"{layout.DATA}/{name}" for name in listed}:
-                if path != layout.MANIFEST:
-                    del self.sums[path]
-                    self.size_bytes -= self._sizes.pop(path)
-            self._forget_others(layout.DATA)
-            return torn
-        raise OSError(errno.ESTALE, "its files vanish again and again", str(self._source))
+                    is_torn = self._segment(folder, name)
+                names.add(f"{layout.DATA}/{name}")
+                if is_torn:
+                    torn.append(name)
+        for path in self.sums.keys() - names - {layout.MANIFEST}:
+            del self.sums[path]
+            self.size_bytes -= self._sizes.pop(path)
+        self._forget_others(layout.DATA)
+        return torn
 
     def _segment(self, folder: int, name: str) -> bool:
         """Copy one file of data/; return whether it is a journal with a line that is not whole."""
@@ -210,9 +215,13 @@ class _Copy:
         self._forget_others("")
 
     def check(self, named: frozenset[str]) -> None:
-        """Read everything back, and say what is missing or damaged in the run itself."""
+        """Make all durable, read it back, and say what is missing or damaged in the run itself."""
         for path, expected in self.sums.items():
             with _opened(self._staging / path, _READ) as descriptor:
+                os.fsync(descriptor)
+                # What is read back shall come from the disk.
+                with suppress(OSError):
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 if _digest(descriptor, self._sizes[path]) != expected:
                     where = str(self._staging / path)
                     raise OSError(errno.EIO, "It does not read back as it was written", where)
@@ -288,7 +297,7 @@ class _Copy:
         return ""
 
     def _written(self, path: str, source: int, size: int) -> str:
-        """Copy bytes; they are durable on return. Return their digest, as they were read."""
+        """Copy bytes and return their digest, as they were read. `check` makes them durable."""
         place = self._staging / path
         with suppress(FileNotFoundError):
             os.unlink(place)
@@ -303,10 +312,6 @@ class _Copy:
                 copied += len(chunk)
                 self._note(len(self.sums), self.size_bytes + copied)
             os.fchmod(descriptor, 0o640 if path.endswith(_GROWING) else 0o440)
-            os.fsync(descriptor)
-            # What is read back later shall come from the disk.
-            with suppress(OSError):
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         return digest.hexdigest()
 
     def _folder(self, path: str) -> None:
