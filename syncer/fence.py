@@ -45,7 +45,8 @@ class Fence:
         """
         seen = self._token
         token = new_id()
-        self.journal.write({"next": token})
+        # What stands there is known to be covered by our state, also if this try ends here.
+        self.journal.write({"token": seen, "next": token})
         for _ in range(_TRIES):
             spec = self._document["spec"]
             labels = {**(spec.get("labels") or {}), self._label: token}

@@ -13,12 +13,13 @@ import httpx
 import pytest
 
 from syncer import retry
+from syncer.api.answers import ApiError
 from syncer.api.client import Client
 from syncer.discover import Discovery
-from syncer.fence import TOKEN_LABEL
+from syncer.fence import TOKEN_LABEL, Fence
 from syncer.push import RunPush
 from syncer.server import data
-from syncer.state import server_hex
+from syncer.state import open_journal, server_hex
 from tests.support.pushing import (
     Point,
     WrittenRun,
@@ -506,6 +507,33 @@ def test_another_token_than_ours_makes_the_server_be_read_back(
         assert sum(report.points for report in push_all(push)) == 100
     assert between.requests["points"] >= 3
     assert_same(run.points(), arrived(run, server))
+
+
+def test_tokens_that_were_begun_and_never_confirmed_contradict_nothing(
+    tmp_path: Path, client: Client, between: Between
+) -> None:
+    run = WrittenRun(tmp_path)
+    run.log(range(10), "loss")
+    with pushing(run.directory, client) as push:
+        push_all(push)
+    (document,) = runs_on(client, run.run_id)
+    server, place = server_hex(client.origin, client.organization), run.directory / "sync"
+    journal = open_journal(
+        place / server, 99, run_id=run.run_id, origin=client.origin, org=client.organization
+    )
+    fence = Fence(client, journal, document["id"])
+    # The first token arrives and its answer does not; the second does not arrive.
+    between.after = lambda request, response: (
+        httpx.Response(503) if request.method == "PATCH" else response
+    )
+    assert fence.holds()
+    with pytest.raises(ApiError):
+        fence.renew()
+    between.before = lambda request: httpx.Response(503) if request.method == "PATCH" else None
+    assert fence.holds()
+    with pytest.raises(ApiError):
+        fence.renew()
+    assert fence.holds()
 
 
 def test_a_syncer_stops_when_it_finds_the_token_of_another(
