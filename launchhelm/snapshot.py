@@ -33,10 +33,7 @@ from launchhelm.store.reader import LOST, PATIENCE_S, Reader, has_vanished
 from launchhelm.views import open_run
 from launchhelm.views.fold import whole_body
 
-SUMS: Final = "SHA256SUMS"
-"""The digest of every file of a copy, as `sha256sum --check` reads it."""
-
-_SKIPPED: Final = frozenset({layout.DATA, layout.CONTROL, layout.SYNC, "run.db", SUMS})
+_SKIPPED: Final = frozenset({layout.DATA, layout.CONTROL, layout.SYNC, layout.WHOLE, layout.SUMS})
 """Data is copied before the rest. Commands are meant for the run itself, a syncer's notes are of
 its own directory, and what is derived can be made again.
 """
@@ -101,7 +98,7 @@ def take(
         copy.begin()
         copy.data(0.0 if view.state.is_over else PATIENCE_S, clock, sleep)
         named = _named_media(staging, source)
-        copy.others(frozenset() if with_media else named)
+        copy.others(frozenset() if with_media else named, with_unready=with_media)
         copy.check(named if with_media else frozenset())
         copy.end(target)
     except OSError as error:
@@ -195,8 +192,12 @@ class _Copy:
             lines = whole_lines(descriptor, 0, self._sizes[path])
             return not all(is_intact(line) for _, _, line in lines)
 
-    def others(self, left_out: frozenset[str]) -> None:
-        """Copy everything else, except media whose digest is in `left_out`."""
+    def others(self, left_out: frozenset[str], *, with_unready: bool) -> None:
+        """Copy everything else, except media whose digest is in `left_out`.
+
+        Args:
+            with_unready: Whether checkpoints come along that are not known to be good yet.
+        """
         for root, folders, names, folder in os.fwalk(self._source, onerror=_raise):
             below = os.path.relpath(root, self._source)
             prefix = "" if below == "." else f"{below}/"
@@ -208,7 +209,11 @@ class _Copy:
                 else:
                     self._note_problems([f"{prefix}{name} is a link; it was left out"])
             for name in names:
-                if name[0] != "." and name not in skipped:
+                # A checkpoint that is not ready yet has a hidden name, and a record that names it.
+                is_hidden = name[0] == "." and not (
+                    below == layout.MEDIA and name.startswith(layout.UNREADY) and with_unready
+                )
+                if not is_hidden and name not in skipped:
                     # A name that is gone by now was no part of any record: those stay.
                     with suppress(FileNotFoundError):
                         self._file(folder, name, prefix + name)
@@ -226,7 +231,7 @@ class _Copy:
                     where = str(self._staging / path)
                     raise OSError(errno.EIO, "It does not read back as it was written", where)
             folder, _, name = path.rpartition("/")
-            if folder == layout.MEDIA and name != expected:
+            if folder == layout.MEDIA and name != expected and name[0] != ".":
                 self._note_problems([f"{path} is damaged in the run itself"])
         absent = sorted(digest for digest in named if f"{layout.MEDIA}/{digest}" not in self.sums)
         self._note_problems(f"{layout.MEDIA}/{digest} is not in the run" for digest in absent)
@@ -244,7 +249,7 @@ class _Copy:
     def end(self, target: Path) -> None:
         """Give the copy its name."""
         lines = "".join(_sum_line(path, self.sums[path]) for path in sorted(self.sums))
-        write_durably(self._staging / SUMS, lines.encode(errors="surrogateescape"))
+        write_durably(self._staging / layout.SUMS, lines.encode(errors="surrogateescape"))
         for root, _, _ in os.walk(self._staging):
             sync_directory(Path(root))
         os.rename(self._staging, target)

@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -143,7 +144,23 @@ def _kept_for_servers(place: Place, unsynced: bool) -> str:
     known = status.remembered(place.directory, place.run_id)
     if not known:
         return "" if unsynced else "never sent to a server (--unsynced removes it all the same)"
-    return next((why for each in known if (why := _missing_there(place, each))), "")
+    return _only_here(place.directory) or next(
+        (why for each in known if (why := _missing_there(place, each))), ""
+    )
+
+
+def _only_here(directory: Path) -> str:
+    """Name what no syncer sends to any server, "" when there is nothing of that."""
+    foreign = sorted(
+        name for name in os.listdir(directory) if name[0] != "." and name not in layout.NAMES
+    )
+    if foreign:
+        return f"{foreign[0]} in it is no part of a run, and on no server"
+    with suppress(FileNotFoundError):
+        for name in os.listdir(directory / layout.MEDIA):
+            if name.startswith(layout.UNREADY):
+                return "a checkpoint in it was never made ready, and is on no server"
+    return ""
 
 
 def _missing_there(place: Place, known: Remembered) -> str:

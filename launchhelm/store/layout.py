@@ -29,6 +29,18 @@ SYNC: Final = "sync"
 NODES: Final = "nodes"
 MEDIA: Final = "media"
 
+SUMS: Final = "SHA256SUMS"
+"""In a snapshot: the digest of every file, as `sha256sum --check` reads it."""
+
+WHOLE: Final = "run.db"
+"""Derived: all of a run in one database."""
+
+NAMES: Final = frozenset({MANIFEST, DATA, CONTROL, ATTEMPTS, SYNC, NODES, MEDIA, SUMS, WHOLE})
+"""All that may stand in a run directory, but for hidden names and those of newer versions."""
+
+UNREADY: Final = ".checkpoint-"
+"""In media/: how the name of a checkpoint begins that is written and not yet known to be good."""
+
 _SEGMENT = re.compile(r"r(\d{5,})-a(\d{3,})-([0-9a-f]{8})\.(\d{5,})\.(jsonl|db)", re.ASCII)
 _COMMAND = re.compile(
     r"(new|got)\.(\d{20})\.([0-9A-Za-z_-]{1,128})(?:\.(r\d{5,}-a\d{3,}-[0-9a-f]{8}))?\.json",

@@ -20,7 +20,7 @@ from launchhelm.cli import Exit
 from launchhelm.errors import StorageError
 from launchhelm.records import WriterId
 from launchhelm.store import media
-from launchhelm.store.layout import DATA, MEDIA
+from launchhelm.store.layout import DATA, MEDIA, SUMS
 from launchhelm.store.reader import Reader
 from tests.support.cli_runs import MadeRun
 from tests.support.pushing import (
@@ -293,7 +293,7 @@ def test_a_copy_and_its_run_are_one_run_of_which_a_server_gets_nothing_twice(
 def test_the_digests_are_those_of_the_files(tmp_path: Path) -> None:
     run = MadeRun(tmp_path / "runs").train().end()
     snapshot.take(run.path, tmp_path / "copy")
-    for line in (tmp_path / "copy" / snapshot.SUMS).read_text().splitlines():
+    for line in (tmp_path / "copy" / SUMS).read_text().splitlines():
         digest, path = line.split("  ")
         found = hashlib.sha256((tmp_path / "copy" / path).read_bytes()).hexdigest()
         assert found == digest

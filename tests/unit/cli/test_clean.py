@@ -161,6 +161,38 @@ def test_what_a_known_server_lacks_keeps_a_run_even_where_unsynced_ones_may_go(
     assert never.path.exists()
 
 
+@pytest.mark.parametrize("what", ["media/.checkpoint-7.1a2b3c4d", "checkpoints/step-7/0.distcp"])
+def test_what_no_syncer_sends_keeps_a_run_that_is_on_a_server(
+    cli: Cli, old: Old, what: str
+) -> None:
+    run = old("synced")
+    sent(run)
+    assert actions(cli, "--age", "1h") == {"synced": "remove"}
+    path = run.path / what
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"weights")
+    touched(run, time.time() - 3 * DAY)
+    (found,) = cli("clean", "--json", "--age", "1h").lines
+    assert found["action"] == "keep" and "on no server" in found["why"]
+
+
+def test_a_snapshot_is_judged_by_what_it_holds_itself_and_a_half_one_is_nobody_s(
+    cli: Cli, old: Old, root: Path
+) -> None:
+    run = old("synced")
+    sent(run)
+    assert cli("snapshot", str(run.path), str(root / "copy")).code == Exit.DONE
+    shutil.copytree(root / "copy", root / ".half.snapshot")
+    touched(run, time.time() - 3 * DAY)
+    for path in (root / "copy", *(root / "copy").rglob("*")):
+        os.utime(path, (time.time() - 3 * DAY,) * 2)
+    found = {Path(it["directory"]).name: it for it in cli("clean", "--json", "--age", "1h").lines}
+    assert {name: it["action"] for name, it in found.items()} == {
+        run.path.name: "remove",
+        "copy": "keep",
+    }
+
+
 def test_values_that_a_server_did_not_take_keep_a_run(cli: Cli, old: Old) -> None:
     run = old("giant")
     sent(run)

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from launchhelm import snapshot
 from launchhelm.cli import Exit
 from launchhelm.store import media
-from launchhelm.store.layout import CONTROL, DATA, MEDIA, SYNC
+from launchhelm.store.layout import CONTROL, DATA, MEDIA, SUMS, SYNC, UNREADY
 from tests.support.cli_runs import MadeRun
 from tests.support.reading import tree
 from tests.support.runs import send
@@ -46,7 +45,7 @@ def test_a_copy_holds_what_the_run_holds_but_commands_and_notes_of_a_syncer(
     assert (ran.code, ran.err) == (Exit.DONE, "")
     assert tree(run.path) == before
     names = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
-    assert {name for name in names if "/" not in name} == {"run.json", snapshot.SUMS}
+    assert {name for name in names if "/" not in name} == {"run.json", SUMS}
     assert "newer/thing" in names
     for folder in (DATA, MEDIA, "attempts"):
         for path in (run.path / folder).iterdir():
@@ -70,7 +69,7 @@ def test_every_verb_reads_a_copy_and_sha256sum_checks_it(
     assert cli("control", str(copy), "log", "--json").out == ""
     assert [it["id"] for it in cli("--root", str(tmp_path), "ls", "--json").lines] == [run.run_id]
     checked = subprocess.run(
-        ["sha256sum", "--check", "--strict", "--quiet", snapshot.SUMS], cwd=copy, timeout=30
+        ["sha256sum", "--check", "--strict", "--quiet", SUMS], cwd=copy, timeout=30
     )
     assert checked.returncode == 0
 
@@ -83,6 +82,19 @@ def test_without_media_the_bodies_of_records_still_come_along(
     (kept,) = (copy / MEDIA).iterdir()
     assert kept.read_bytes().startswith(b'{"type":"message"')
     assert "long" in cli("export", str(copy), "--tables", "events").out
+
+
+def test_a_checkpoint_that_is_not_ready_yet_comes_along_where_the_next_attempt_looks_for_it(
+    cli: Cli, run: MadeRun, tmp_path: Path
+) -> None:
+    name = f"{UNREADY}7.1a2b3c4d"
+    (run.path / MEDIA / name).write_bytes(b"written, not verified")
+    (run.path / MEDIA / ".new.5e6f7a8b").write_bytes(b"half")
+    assert cli("snapshot", "latest", str(tmp_path / "copy")).code == Exit.DONE
+    assert (tmp_path / "copy" / MEDIA / name).read_bytes() == b"written, not verified"
+    assert not (tmp_path / "copy" / MEDIA / ".new.5e6f7a8b").exists()
+    assert cli("snapshot", "latest", str(tmp_path / "bare"), "--no-media").code == Exit.DONE
+    assert not (tmp_path / "bare" / MEDIA / name).exists()
 
 
 @pytest.mark.parametrize("place", ["full", "file", "link", "inside", "around"])
