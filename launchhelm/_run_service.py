@@ -32,7 +32,7 @@ MAX_MESSAGE_CHARS: Final = 1000
 
 _log = logging.getLogger("launchhelm")
 
-Offer = Callable[[Capability, Handler, Validate | None], object]
+Offer = Callable[[Document, Capability, Handler, Validate | None], object]
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class Service:
             )
         document = self._desk.register(capability, validate=validate)
         if self.training is not None and TRAINING_SAFE_POINT in capability.safe_points:
-            self.training(capability, handler, validate)
+            self.training(document, capability, handler, validate)
         self._handlers[capability.name] = handler
         return document
 

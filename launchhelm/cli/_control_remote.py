@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from launchhelm import _wording
-from launchhelm.cli import _control_replay, _remote_decide, _remote_run, documents
+from launchhelm.cli import _control_replay, _fields, _remote_decide, _remote_run, documents
 from launchhelm.cli import _remote_words as words
 from launchhelm.cli._exit import Exit, UsageError
 from launchhelm.cli._remote_run import RunOnServer, refusal_of
@@ -24,21 +24,26 @@ _DECISIONS: Final = {"cancel": _remote_decide.cancel, "approve": _remote_decide.
 def run(
     selector: str,
     name: str,
+    verb: str,
     fields: list[str],
     target: Target,
     arguments: argparse.Namespace,
     output: Output,
 ) -> int:
-    """List controls or commands of a run on a server, decide on one, or carry one through."""
+    """List controls or commands of a run on a server, decide on one, or carry one through.
+
+    Args:
+        verb: The name where it may be more than that of a control, else "".
+    """
     _require_known(arguments)
     _control_replay.refuse_options(arguments)
-    if name in _DECISIONS and len(fields) != 1:
+    if verb in _DECISIONS and len(fields) != 1:
         raise UsageError(
             f"control {name} takes a run and the id of one command.",
             remedy=f"Write: launchhelm control --server URL RUN {name} ID",
         )
     try:
-        return _do(selector, name, fields, target, arguments, output)
+        return _do(selector, name, verb, fields, target, arguments, output)
     except ApiError as error:
         # An answer that is lost after a command was submitted is the business of `Sending`.
         if error.status or not error.retryable:
@@ -51,6 +56,7 @@ def run(
 def _do(
     selector: str,
     name: str,
+    verb: str,
     fields: list[str],
     target: Target,
     arguments: argparse.Namespace,
@@ -58,12 +64,12 @@ def _do(
 ) -> int:
     with _rights(), open_client(target)[0] as client:
         there = RunOnServer(client, _remote_run.find(client, target.project, selector))
-        if name == "list":
+        if verb == "list":
             return _list(there, output)
-        if name == "log":
+        if verb == "log":
             return _log(there, output)
-        if name in _DECISIONS:
-            return _DECISIONS[name](there, fields[0], arguments, output)
+        if verb in _DECISIONS:
+            return _DECISIONS[verb](there, fields[0], arguments, output)
         return Sending(there, arguments, output).send(name, fields)
 
 
@@ -102,10 +108,10 @@ def _list(there: RunOnServer, output: Output) -> int:
     offers = there.offers()
     rows = []
     for name, offer in offers.items():
-        document = documents.control_document(offer.spec, {})
         if output.json:
-            output.document(document)
-        rows.append([_wording.plain(name), _wording.plain(str(document["takes"]))])
+            output.document(documents.control_document(offer.spec, {}))
+        first, *rest = map(_wording.plain, _fields.field_texts(offer.spec))
+        rows += [[_wording.plain(name), first], *(["", each] for each in rest)]
     if not output.json:
         if rows:
             output.table(("CONTROL", "TAKES"), rows)

@@ -6,16 +6,17 @@ import argparse
 import re
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from launchhelm import _wording, views
+from launchhelm._ids import new_run_id
 from launchhelm._wording import outcome_text
 from launchhelm.cli import documents
 from launchhelm.cli._around import around_of
 from launchhelm.cli._exit import Exit
 from launchhelm.cli.output import Output
-from launchhelm.records import Command
+from launchhelm.records import CANCEL, ORDERS, Command
 from launchhelm.store import inbox
 
 _POLL_S: Final = 0.05
@@ -24,6 +25,8 @@ _POLL_SHARE: Final = 4.0
 """Between two looks at least this many times the cost of one, so that watching stays cheap."""
 
 WORD_EVERY_S: Final = 10.0
+AGAIN_S: Final = 2.0
+_TAKE_BACK_S: Final = 10.0
 _AFTER_END_S: Final = 5.0
 """How long an outcome may still arrive after the run has ended."""
 
@@ -85,9 +88,34 @@ def deliver(
             f"\nInterrupted. Command {command.id} stays where it is and may still be applied; "
             f"take it back: launchhelm control {run.run_id} cancel {command.id}"
         )
+        if command.name not in ORDERS and is_interrupted_again(output):
+            _take_back(run, command, output)
         return Exit.INTERRUPTED
     say_written(command, output)
     return Exit.DONE
+
+
+def is_interrupted_again(output: Output) -> bool:
+    """Give a person at a terminal a moment for a second Ctrl-C, which takes the command back."""
+    if not sys.stdin.isatty():
+        return False
+    output.say(f"Ctrl-C again within {AGAIN_S:g} s takes it back, if it has not begun.")
+    try:
+        time.sleep(AGAIN_S)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def _take_back(run: views.RunView, command: Command, output: Output) -> None:
+    """Cancel a command that has just been sent, and say what became of it."""
+    order = replace(command, id=new_run_id(), name=CANCEL, payload={"id": command.id})
+    order = replace(order, first_step=None, last_step=None, expected={}, reverts="", replays="")
+    try:
+        inbox.send(run.directory, order)
+        wait(run, order, _TAKE_BACK_S, output, about=command.id)
+    except KeyboardInterrupt:
+        output.say(f"\nInterrupted. The order to cancel it stays: {order.id}")
 
 
 def say_written(command: Command, output: Output) -> None:

@@ -129,16 +129,21 @@ def fields_of(root: Mapping[str, Any]) -> dict[str, tuple[Mapping[str, Any], boo
     }
 
 
-def fields_text(capability: Capability) -> str:
-    """Say what a control takes: `scale: a number of at least 0, optional; ...`."""
+def field_texts(capability: Capability) -> list[str]:
+    """Say what a control takes, field by field: `scale: a number of at least 0, optional`."""
     fields = fields_of(root_of(capability))
     if not fields:
-        return "no fields" if root_of(capability).get("kind") == "record" else "any key=value"
+        return ["no fields" if root_of(capability).get("kind") == "record" else "any key=value"]
     control = str(capability.get("name", ""))
-    return "; ".join(
+    return [
         f"{name}: {_field_text(control, name, node)}{', optional' if optional else ''}"
         for name, (node, optional) in fields.items()
-    )
+    ]
+
+
+def fields_text(capability: Capability) -> str:
+    """Say the same in one line."""
+    return "; ".join(field_texts(capability))
 
 
 def _field_text(control: str, field: str, node: Mapping[str, Any]) -> str:

@@ -41,6 +41,7 @@ class Following:
     output: Output
     name: str
     given: list[str] = field(default_factory=list)
+    is_hinted: bool = False
 
     def follow(self, command: Json) -> int:
         """Wait for its end, or say its id, as the options want; return the exit code.
@@ -55,12 +56,26 @@ class Following:
         except KeyboardInterrupt:
             said = f"\nInterrupted. Command {id_} stays and may still be applied; {self.see()}"
             self.output.say(said)
+            if local.is_interrupted_again(self.output):
+                self._take_back(id_)
             return Exit.INTERRUPTED
         if self.output.json:
             self.output.document({"sent": True, "id": id_, "state": "submitted"})
         else:
             self.output.line(id_)
         return Exit.DONE
+
+    def _take_back(self, id_: str) -> None:
+        """Cancel it; one that was picked up meanwhile is shown as it is."""
+        command = self.there.client.get_command(id_)
+        try:
+            self.there.client.cancel(id_, str(command["fingerprint"]))
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            self.output.say(_wording.plain(error.message))
+        command = self.there.client.get_command(id_)
+        self._print(command, words.sentence_of(command))
 
     def _wait(self, id_: str, command: Json) -> int:
         began = said_at = time.monotonic()
@@ -87,6 +102,7 @@ class Following:
                     silent_s = session.silent_s if session is not None else None
                     sentence = words.sentence_of(command, waited_s=waited_s, silent_s=silent_s)
                     self.output.say(str(sentence))
+                    self._hint(command, silent_s)
                 pause = _POLL_S if waited_s < _FIRST_POLLS_S else _LATER_POLL_S
                 self._sleep(pause, began, timeout_s)
                 command, tries = self.there.client.get_command(id_), 0
@@ -101,6 +117,16 @@ class Following:
                     )
                 self._sleep(pause_s(error.retry_after_s, tries), began, timeout_s)
                 tries += 1
+
+    def _hint(self, command: Json, silent_s: float | None) -> None:
+        """Say once how a command gets to a run that nobody syncs now."""
+        is_heard = silent_s is not None and silent_s <= words.SILENT_AFTER_S
+        if command.get("execution") == "queued" and not is_heard and not self.is_hinted:
+            self.is_hinted = True
+            self.output.say(
+                "It reaches the run by way of whoever syncs that: `launchhelm sync DIRECTORY` on a "
+                "host that has its directory, or a script with init(sync=True)."
+            )
 
     def _sleep(self, pause: float, began: float, timeout_s: float | None) -> None:
         if timeout_s is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from launchhelm import _wording, views
 from launchhelm._wording import outcome_text
-from launchhelm.cli import documents
+from launchhelm.cli import _fields
 from launchhelm.cli._around import around_of
 from launchhelm.cli.output import Output
 
@@ -23,9 +23,9 @@ def print_controls(view: views.RunView, output: Output) -> None:
     values = values_of(view)
     rows = []
     for name, capability in view.capabilities.items():
-        document = documents.control_document(capability, values)
         value = _wording.values_text(values[name]) if name in values else "-"
-        rows.append([_wording.plain(name), value, _wording.plain(str(document["takes"]))])
+        first, *rest = map(_wording.plain, _fields.field_texts(capability))
+        rows += [[_wording.plain(name), value, first], *(["", "", each] for each in rest)]
     if rows:
         output.table(("CONTROL", "NOW", "TAKES"), rows)
     else:

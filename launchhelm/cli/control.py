@@ -27,15 +27,18 @@ DESCRIPTION = """Send one command to a running training and say what became of i
 `control RUN list` shows what may be changed, `control RUN log` every command so far. The words
 after the name of a control are its fields: `control latest lr scale=0.5`. `cancel ID` takes back a
 command that has not begun, `revert ID` undoes one that was applied, `replay OTHER` repeats those of
-another run at the same steps, `freeze` lets none act until `unfreeze`. With --server the command
-goes to a run on that server, by way of whoever syncs it; `cancel ID` works there too, and `approve
-ID` releases one that needs it."""
+another run at the same steps, `freeze` lets none act until `unfreeze`. `send NAME` is a control
+whatever it is called, such as a script's own `log`. With --server the command goes to a run on that
+server, by way of whoever syncs it; `cancel ID` works there too, and `approve ID` releases one that
+needs it. Ctrl-C leaves a command where it is and says so; a second one within 2 s takes it back."""
 
 SUBVERBS: Final = ("list", "log")
-"""No control may be called like that. `control list RUN` is understood as well."""
+"""A control that is called like that is reached by `send`. `control list RUN` is understood too."""
 
 ORDERS: Final = ("cancel", "revert", "replay", "freeze", "unfreeze")
-"""Likewise, unless the script has a control of that name; the first three are about one thing."""
+"""Unless the script has a control of that name; the first three are about one thing."""
+
+SEND: Final = "send"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +52,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "its fields, or list, or log",
     )
     parser.add_argument("--reason", default="", metavar="TEXT", help="why; kept in the ledger")
-    parser.add_argument("--at-step", type=int, metavar="N", help="not before this step")
+    parser.add_argument(
+        "--at-step",
+        type=int,
+        metavar="N",
+        help="at this step where it can be agreed in time, else soon after it; never before",
+    )
     parser.add_argument("--last-step", type=int, metavar="N", help="expires after this step")
     parser.add_argument(
         "--expect",
@@ -87,20 +95,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Send a command, or print controls or commands."""
     selector, name, fields = arranged(arguments.words)
-    if name in SUBVERBS and fields:
-        raise UsageError(f"control {name} takes a run and nothing else, got {fields[0]!r}.")
+    is_sent = name == SEND and bool(fields) and "=" not in fields[0]
+    if is_sent:
+        name, *fields = fields
+    verb = "" if is_sent else name
+    if verb in SUBVERBS and fields:
+        raise UsageError(
+            f"control {name} takes a run and nothing else, got {fields[0]!r}.",
+            remedy=f"A control that is called {name}: control RUN send {name} key=value",
+        )
     _require_sensible(arguments)
     if arguments.server is not None:
-        return _remote(selector, name, fields, arguments, output)
+        return _remote(selector, name, verb, fields, arguments, output)
     for each in _server.BESIDE:
         if getattr(arguments, each):
             raise UsageError(f"--{each.replace('_', '-')} goes with --server.")
     view = selection.select(arguments, selector)
-    if name in SUBVERBS:
-        return _list(view, output) if name == "list" else _log(view, output)
-    if name == "approve" and name not in view.capabilities:
+    if verb in SUBVERBS:
+        if verb in view.capabilities:
+            output.say(f"This run has a control {verb} too: control RUN send {verb}")
+        return _list(view, output) if verb == "list" else _log(view, output)
+    if verb == "approve" and name not in view.capabilities:
         raise UsageError("control approve goes with --server.")
-    is_order = name in ORDERS and name not in view.capabilities
+    is_order = verb in ORDERS and name not in view.capabilities
     if not (is_order and name == "replay"):
         _control_replay.refuse_options(arguments)
     if is_order:
@@ -146,7 +163,12 @@ def _order(
 
 
 def _remote(
-    selector: str, name: str, fields: list[str], arguments: argparse.Namespace, output: Output
+    selector: str,
+    name: str,
+    verb: str,
+    fields: list[str],
+    arguments: argparse.Namespace,
+    output: Output,
 ) -> int:
     """Do the same by way of a server. Nothing of a network is imported before this."""
     load_env()
@@ -155,7 +177,7 @@ def _remote(
     from launchhelm.cli import _control_remote
 
     _server.warn_of_trust(arguments, output)
-    return _control_remote.run(selector, name, fields, target, arguments, output)
+    return _control_remote.run(selector, name, verb, fields, target, arguments, output)
 
 
 def arranged(words: Sequence[str]) -> tuple[str, str, list[str]]:

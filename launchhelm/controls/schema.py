@@ -10,6 +10,7 @@ Bounds are inclusive decimal text. A schema of a kind we do not know accepts not
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final, TypeAlias
 
 from launchhelm.records import JSONValue
@@ -157,10 +158,12 @@ def _check_scalar(node: Mapping[str, Any], value: object, where: str, depth: int
 
 
 def _check_bounds(bounds: Mapping[str, Any], value: int | float, where: str) -> str:
+    # Exact for integers, above 2**53 too; a float is compared with the float that was meant.
+    kind = Decimal if isinstance(value, int) else float
     try:
-        low = float(bounds["min"]) if "min" in bounds else None
-        high = float(bounds["max"]) if "max" in bounds else None
-    except (TypeError, ValueError):
+        low = kind(bounds["min"]) if "min" in bounds else None
+        high = kind(bounds["max"]) if "max" in bounds else None
+    except (TypeError, ValueError, InvalidOperation):
         return f"{_subject(where)} has bounds that are not decimal text."
     if low is not None and value < low:
         return f"{_subject(where)} must be at least {bounds['min']}, got {value!r}."

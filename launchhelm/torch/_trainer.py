@@ -711,8 +711,14 @@ class Trainer:
             self.capabilities[control.name] = self._desk.register(control)
 
     def _offer_custom(
-        self, capability: Capability, handler: Handler, validate: Validate | None
+        self,
+        document: Document,
+        capability: Capability,
+        handler: Handler,
+        validate: Validate | None,
     ) -> None:
+        if self._desk is not None:
+            self.capabilities[capability.name] = document
         notice = _noticing(self.run, True) if self.is_coordinator else None
         service, step = self.run.service, lambda: self._step
         self._plant.add(Custom(capability, handler, validate, service, step, notice))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import time
 from pathlib import Path
 
 import pytest
 
 from launchhelm.cli import _control_send
 from launchhelm.cli.control import arranged
+from launchhelm.controls import schema
 from launchhelm.records import Command, Outcome
 from launchhelm.store.layout import CommandName
 from tests.support.cli_runs import Coordinator, MadeRun, commands_in
 from tests.unit.cli.conftest import Cli
+
+TEXT = schema.record([schema.field("text", schema.text())])
 
 
 def applied(command: Command) -> Outcome:
@@ -221,6 +225,40 @@ def test_an_interrupt_leaves_the_command_and_names_it(
     assert command["cmd"] in ran.err and "may still be applied" in ran.err
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_second_interrupt_takes_the_command_back(
+    run: MadeRun, cli: Cli, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    """A third one leaves, and whoever sits at no terminal is not kept waiting for a second."""
+    sleep, count = time.sleep, 0
+
+    def interrupted(seconds: float) -> None:
+        nonlocal count
+        count += 1
+        if count <= (1 if is_late else 2):
+            raise KeyboardInterrupt
+        if is_late:
+            assert seconds == _control_send.AGAIN_S
+            return
+        (order,) = (each for each in commands_in(run.path) if each["kind"] == "run:cancel")
+        (sent,) = (each for each in commands_in(run.path) if each["kind"] == "lr")
+        assert order["args"] == {"id": sent["cmd"]} and "first_step" not in order
+        for id_, kind, state in (
+            (sent["cmd"], "lr", "cancelled"),
+            (order["cmd"], "run:cancel", "applied"),
+        ):
+            run.conclude(Command(id_, kind, {}), Outcome(id_, state))
+        sleep(0)
+
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    monkeypatch.setattr(_control_send.time, "sleep", interrupted)
+    ran = cli("control", "ddp-run", "lr", "scale=0.5", "--at-step", "500")
+    assert ran.code == 130
+    assert "Ctrl-C again within 2 s takes it back, if it has not begun." in ran.err
+    assert ran.out.startswith("Cancelled") is not is_late
+    assert len(commands_in(run.path)) == (1 if is_late else 2)
+
+
 def test_an_inbox_that_may_not_be_written_is_5(
     run: MadeRun, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +279,28 @@ def test_list_and_log_are_understood_in_both_orders(run: MadeRun, cli: Cli) -> N
     assert "set_kl" in listed.out and "a number from 0" in listed.out
     assert cli("control", "ddp-run", "log").code == cli("control", "log", "ddp-run").code == 0
     assert arranged(["list", "log"]) == ("list", "log", [])
+
+
+def test_a_command_of_the_script_that_is_called_like_a_verb_is_reached_by_send(
+    run: MadeRun, cli: Cli
+) -> None:
+    for name in ("log", "cancel", "send"):
+        run.journals[0].add("cap", {"name": name, "safe_points": ["lht"], "input_schema": TEXT})
+    ran = cli("control", "ddp-run", "log")
+    assert ran.code == 0 and "control RUN send log" in ran.err
+    refused = cli("control", "ddp-run", "log", "text=x")
+    assert refused.code == 2 and "control RUN send log" in refused.err
+    for words in (("send", "log", "text=x"), ("send", "cancel", "text=x"), ("send", "text=x")):
+        assert cli("control", "ddp-run", *words, "--no-wait").code == 0
+    sent = sorted(each["kind"] for each in commands_in(run.path))
+    assert sent == ["cancel", "log", "send"]
+
+
+def test_a_list_has_one_line_for_each_field(run: MadeRun, cli: Cli) -> None:
+    head, rate, target, *_ = cli("control", "ddp-run", "list").out.splitlines()
+    assert head == "CONTROL  NOW   TAKES"
+    assert rate == "lr       0.01  scale: a number above 0, optional"
+    assert target == "               lr: a number above 0, optional"
 
 
 def test_options_may_stand_anywhere(run: MadeRun, cli: Cli) -> None:

@@ -234,6 +234,7 @@ def test_silence_is_said_before_and_while_waiting(
     assert ran.code == 8
     assert "note: not heard of for 5 min; the command may wait, and expire after 1 h" in ran.err
     assert "nobody has picked it up; the run was not heard of for 5 min" in ran.out
+    assert ran.err.count("by way of whoever syncs that: `launchhelm sync DIRECTORY`") == 1
     # The validity is counted by the server's clock.
     assert "not take it" not in ran.err
     participant.client.close()
@@ -324,6 +325,22 @@ def test_ctrl_c_leaves_the_command_and_says_so(
     (command,) = commands_of(server, participant)
     assert ran.code == 130
     assert f"Command {command['id']} stays" in ran.err
+    participant.client.close()
+
+
+def test_a_second_ctrl_c_takes_the_command_back(
+    server: V1Server, control: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    participant = Participant(server)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("time.sleep", interrupted)
+    ran = control("ddp-run", "lr", "scale=0.5", "--yes")
+    (command,) = commands_of(server, participant)
+    assert (ran.code, command["execution"]) == (130, "cancelled")
+    assert ran.out.startswith("Cancelled")
     participant.client.close()
 
 

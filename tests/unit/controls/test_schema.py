@@ -40,6 +40,26 @@ def test_the_answer_names_the_field_and_the_value(changed: dict[str, Any], said:
     assert schema.check(LR, {**GOOD, **changed}) == said
 
 
+@pytest.mark.parametrize("limit", [2**53 + 1, 2**60 + 1, 10**30 + 1])
+def test_a_bound_of_an_integer_is_exact_where_floats_are_not(limit: int) -> None:
+    fits = schema.record(
+        [schema.field("n", schema.number(minimum=-limit, maximum=limit, integer=True))]
+    )
+    for value in (limit, -limit):
+        assert schema.check(fits, {"n": value}) == ""
+        beyond = value + (1 if value > 0 else -1)
+        assert f"{value}, got {beyond}." in schema.check(fits, {"n": beyond})
+
+
+def test_a_float_is_compared_with_the_float_that_was_meant() -> None:
+    """0.1 is a little more than its decimal text, and is not above a maximum of 0.1 for that."""
+    fits = schema.record([schema.field("p", schema.number(maximum=0.1))])
+    assert schema.check(fits, {"p": 0.1}) == schema.check(fits, {"p": 0}) == ""
+    assert schema.check(fits, {"p": 0.1000001}) and schema.check(fits, {"p": 1})
+    odd = {"root": {"kind": "scalar", "scalar": "integer", "bounds": {"max": "many"}}}
+    assert "bounds that are not decimal text" in schema.check(odd, 1)
+
+
 def test_a_missing_field_is_named() -> None:
     assert schema.check(LR, {"mode": "hold"}) == "steps is missing."
 

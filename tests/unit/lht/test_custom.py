@@ -32,6 +32,7 @@ def test_it_runs_in_step_with_its_input_and_returns_its_result(trainer: lht.Trai
         return {"points": len(plan["points"])}
 
     plan = {"points": [{"at": "0", "value": "1"}, {"at": "10", "value": "0.5"}]}
+    assert trainer.capabilities["decay"].spec["safe_points"] == ["lht"]
     outcome = commanded(trainer, "decay", {"plan": plan})
     assert (outcome.state, outcome.applied_on, outcome.of) == ("applied", 1, 1)
     assert outcome.result == {"points": 2}

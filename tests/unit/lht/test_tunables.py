@@ -121,3 +121,10 @@ def test_a_tunable_can_be_copied_and_pickled() -> None:
     for twin in (copy.deepcopy(tunable), pickle.loads(pickle.dumps(tunable))):
         twin.take("b")
         assert (twin.value, tunable.value) == ("b", "a")
+
+
+def test_the_largest_integer_that_is_allowed_can_be_set() -> None:
+    limit = 2**60 + 1
+    control = TunableControl(Tunable("n", 0, maximum=limit))
+    assert control.problem({"value": limit}) == ""
+    assert str(limit) in control.problem({"value": limit + 1})
