@@ -138,12 +138,12 @@ class ServerCalls:
         found = self._server().organizations()
         return [(str(each.get("id", "")), str(each.get("name", ""))) for each in found]
 
-    def create_key(self, participant: Document) -> str:
-        """Ask for a key of one participant; "" means that the key in use will do."""
+    def create_key(self, participant: Document) -> Json:
+        """Ask for a key of one participant; `token` "" means that the key in use will do."""
         from syncer.keys import Keys
 
         keys = Keys(self._server(), SYSTEM_CLOCK)
-        return keys.token(participant.id, participant.scope.wire()) or ""
+        return {"token": keys.token(participant.id, participant.scope.wire()) or ""}
 
     def adopt(self, token: str) -> None:
         """Use another key from now on."""
