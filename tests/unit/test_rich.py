@@ -69,7 +69,10 @@ def test_every_kind_is_a_record_of_its_own_and_none_moves_the_step(run: Run) -> 
         run.image("frames", PIXELS),
         run.audio("sound", b"sound", media_type="audio/wav"),
         run.video("film", b"film", media_type="video/mp4"),
-        run.media("gallery", [item, run.media_url("https://a/b.png", "image/png"), Image(PIXELS)]),
+        run.media(
+            "gallery",
+            [item, run.media_url("https://example.org/b.png", "image/png"), Image(PIXELS)],
+        ),
         run.rows("sweep", [{"lr": 0.1, "ok": True}, {"lr": float("nan")}]),
         run.log_table("table", [("a", "integer"), ("m", "media")], [[1, item]]),
         run.histogram("gradients", numpy.ones(3, dtype=numpy.float32)),
@@ -183,7 +186,7 @@ def test_a_metric_keeps_how_it_is_shown(run: Run) -> None:
         (lambda run: run.histogram("n", []), ValueError),
         (lambda run: run.histogram_counts("n", [0, 0], [1]), ValueError),
         (lambda run: run.histogram_counts("n", [0, 1], [1], Nope=1), ValueError),
-        (lambda run: run.media_url("http://a", "image/png"), ValueError),
+        (lambda run: run.media_url("http://example.org", "image/png"), ValueError),
         (lambda run: run.upload_media([1]), TypeError),
     ],
 )

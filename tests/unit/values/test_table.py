@@ -17,7 +17,7 @@ from launchhelm.rich import compile_columns, compile_rows, infer_columns, media_
 from syncer.api import wire
 
 PNG = Image(b"x", media_type="image/png")
-LINK = media_url("https://a/b.png", "image/png")
+LINK = media_url("https://example.org/b.png", "image/png")
 CELLS = {
     "string": st.text(max_size=20),
     "number": st.floats() | st.integers(-(2**53) + 1, 2**53 - 1),
