@@ -54,6 +54,7 @@ class Progress:
         step_time_ms: Median step time, None when not known.
         sync: When data last went up and commands were last asked for, and why not, as the sync
             thread of this process tells; {} without one.
+        ending: Why this process is about to end, when it was told to; "" otherwise.
     """
 
     step: int | None = None
@@ -62,6 +63,7 @@ class Progress:
     exchange_wait_ms: float | None = None
     step_time_ms: float | None = None
     sync: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON.
+    ending: str = ""
 
 
 class Recorder:
@@ -131,12 +133,18 @@ class Recorder:
         self._beats = itertools.count(1)
         self._beat_due = 0.0
         self._beat_pause_s = min(FIRST_BEAT_S, heartbeat_s)
+        self._has_announced = False
         self._callbacks: list[_Callback] = []
 
     @property
     def dropped(self) -> int:
         """Records given up or refused so far."""
         return self._buffer.lost
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the end of this process is on record, durably."""
+        return self._closing is not None and self._closing.durable
 
     @property
     def pending(self) -> int:
@@ -248,6 +256,15 @@ class Recorder:
         self._callbacks.append(_Callback(interval_s, callback, self._monotonic() + interval_s))
         self.wake()
 
+    def announce(self, ending: str) -> None:
+        """Write down at once that this process was told to end, whatever becomes of it.
+
+        Takes no lock, so that a signal handler may call it.
+        """
+        if not self.progress.ending:
+            self.progress.ending = ending
+            self.wake()
+
     def wake(self) -> None:
         """Let the thread look for urgent records and due callbacks."""
         self._wakes.put(None)
@@ -312,7 +329,7 @@ class Recorder:
         self._sleep()
         now = self._monotonic()
         self._run_callbacks(now)
-        if now >= self._beat_due:
+        if now >= self._beat_due or (self.progress.ending and not self._has_announced):
             self._beat(now)
         self._drain_if_due()
 
@@ -370,6 +387,9 @@ class Recorder:
                 body[name] = round(value, 4)
         if progress.sync:
             body["sync"] = progress.sync
+        if progress.ending:
+            body["ending"] = progress.ending
+            self._has_announced = True
         if self.dropped:
             body["lost"] = self.dropped
         if self.faults["storage"]:

@@ -28,10 +28,12 @@ class Flow:
     Args:
         stop_requested: It should end.
         paused: It waits at a control point.
+        saves: It ends with a checkpoint of this step.
     """
 
     stop_requested: bool = False
     paused: bool = False
+    saves: bool = False
 
 
 _EFFECTS: Final[Mapping[str, Mapping[str, bool]]] = {
@@ -53,10 +55,12 @@ class FlowHolder:
 class FlowControl(OneValue):
     """`stop`, `pause` or `resume`."""
 
-    input_schema = no_fields()
-
     def __init__(self, name: str, holder: FlowHolder) -> None:
         self.name = name
+        self.input_schema = no_fields()
+        if name == "stop":
+            saves = schema.field("checkpoint", schema.boolean(), optional=True)
+            self.input_schema = schema.record([saves])
         self._holder = holder
         super().__init__(
             next(iter(_EFFECTS[name])),
@@ -73,7 +77,10 @@ class FlowControl(OneValue):
 
     def apply(self, payload: Payload) -> Mapping[str, Any]:
         """Raise or lower the flag."""
-        self._holder.now = replace(self._holder.now, **_EFFECTS[self.name])
+        effects = dict(_EFFECTS[self.name])
+        if payload.get("checkpoint"):
+            effects["saves"] = True
+        self._holder.now = replace(self._holder.now, **effects)
         return self.values()
 
     def state(self) -> object:

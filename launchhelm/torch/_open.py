@@ -16,12 +16,14 @@ from launchhelm.run import Run
 from launchhelm.system.sampler import checked_interval
 from launchhelm.torch._collective import Links, make_links
 from launchhelm.torch._participant import RankFacts, rank_facts, require_member
+from launchhelm.torch._signals import StopSignals
 from launchhelm.torch._trainer import Trainer
 
 LOGGING_RANKS: Final = ("zero", "all")
 REACTIONS: Final = ("raise", "continue")
 DIVERGENCE: Final = ("warn", "raise", "ignore")
 CONTROL: Final = ("auto", "required", "off")
+STOPS: Final = ("stop", "checkpoint")
 
 
 def init(
@@ -76,7 +78,8 @@ def init(
             rank; "ignore": they are not compared, for ranks that differ by design.
         handle_signals: True: as for `launchhelm.init`, on each rank by itself. "stop": a SIGTERM or
             SIGUSR1 on any rank makes `stop_requested` true on all, at the same step, and ends no
-            process; `finish` then leaves the run open for the next attempt.
+            process; `finish` then leaves the run open for the next attempt. "checkpoint": the
+            same, and all ranks save a checkpoint of that step first.
         sync: As for `launchhelm.init`; the thread runs on the coordinator only.
         reapply: Command again what a live command changed and a restart or a restored checkpoint
             has taken back; else that is only told. Counts on the coordinator.
@@ -98,8 +101,10 @@ def init(
     interval_s = checked_interval(system_interval)
     if not isinstance(reapply, bool):
         raise TypeError(f"reapply must be True or False, got {reapply!r}.")
-    if handle_signals not in (True, False, "stop"):
-        raise ValueError(f'handle_signals must be True, False or "stop", got {handle_signals!r}.')
+    if handle_signals not in (True, False, *STOPS):
+        raise ValueError(
+            f'handle_signals must be True, False, "stop" or "checkpoint", got {handle_signals!r}.'
+        )
     if handle_signals:
         _endings.require_main_thread()
     require_member(process_group)
@@ -117,23 +122,32 @@ def init(
         resume=resume,
         sync=sync,
     )
-    links = make_links(
-        process_group, timeout_s=collective_timeout_s, required=control == "required"
-    )
-    facts = rank_facts(links, process_group)
-    trainer = Trainer(
-        _open(ask, facts, links),
-        facts,
-        links=links,
-        log_ranks=log_ranks,
-        control_every=control_every,
-        on_partial_failure=on_partial_failure,
-        on_divergence=on_divergence,
-        control_off=control == "off",
-        reapply=reapply,
-    )
-    if handle_signals == "stop":
-        trainer.stop_on_signals()
+    signals = None
+    if handle_signals in STOPS:
+        # Before the ranks meet: a signal that comes meanwhile is not lost, and kills none of them.
+        signals = StopSignals(saves=handle_signals == "checkpoint")
+    try:
+        links = make_links(
+            process_group, timeout_s=collective_timeout_s, required=control == "required"
+        )
+        facts = rank_facts(links, process_group)
+        trainer = Trainer(
+            _open(ask, facts, links),
+            facts,
+            links=links,
+            log_ranks=log_ranks,
+            control_every=control_every,
+            on_partial_failure=on_partial_failure,
+            on_divergence=on_divergence,
+            control_off=control == "off",
+            reapply=reapply,
+        )
+    except BaseException:
+        if signals is not None:
+            signals.let_go()
+        raise
+    if signals is not None:
+        trainer.stop_on_signals(signals)
     elif handle_signals:
         trainer.run.handle_signals()
     if system_metrics and facts.local_rank == 0:

@@ -161,7 +161,8 @@ class Trainer:
         """Turn SIGTERM and SIGUSR1 on any rank into one `stop` on all; called by `init`."""
         board = self._links.board if self._links is not None else None
         self._signals = signals
-        signals.begin(self.control.group_rank, board, self.run.recorder)
+        rank, recorder = self.control.group_rank, self.run.recorder
+        signals.begin(rank, board, recorder, lambda: self.stop_requested)
         if self._desk is not None:
             self._desk.urgent = signals.command
         self._built_in.always = frozenset(("stop",))
@@ -318,7 +319,8 @@ class Trainer:
         if self._exchange is not None and self._exchange.status.on:
             signals.tell()
         elif signals.heard:
-            self._flow.now = replace(self._flow.now, stop_requested=True)
+            saves = signals.saves and not self.control.distributed
+            self._flow.now = replace(self._flow.now, stop_requested=True, saves=saves)
 
     def _save_at_the_end(self, number: int) -> None:
         """Save before the loop learns that it should stop, on every rank at this call.
