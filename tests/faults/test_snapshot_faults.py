@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -259,10 +260,8 @@ def test_what_may_not_be_read_makes_no_copy(public: Path) -> None:
 
 
 @pytest.fixture
-def public(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def public() -> Iterator[Path]:
     """A folder that other users reach."""
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         yield Path(folder)
