@@ -123,8 +123,12 @@ def test_each_control_acts_at_one_step_on_both_ranks_and_replicas_stay_equal(
             dropout=("dropout", {"p": 0.5}),
             eval=("eval", {}),
             ping=("ping", {"echo": "hello"}),
-            pause=("pause", {}),
         )
+        ahead = int(done["ping"].applied_at["step"]) + 400
+        inbox.send(run, Command("ahead", "lr", {"lr": 0.03, "group": 1}, first_step=ahead))
+        wait_until(lambda: "ahead" in final_outcomes(run), "it to end", timeout_s=DEADLINE_S)
+        done["ahead"] = final_outcomes(run)["ahead"][0]
+        done |= send(run, pause=("pause", {}))
         paused_at = time.monotonic()
         done |= send(run, meanwhile=("lr", {"scale": 0.5}))
         wait_until(lambda: time.monotonic() - paused_at > 5.5, "a long pause")
@@ -147,7 +151,10 @@ def test_each_control_acts_at_one_step_on_both_ranks_and_replicas_stay_equal(
     assert before_and_after("scaled", "weight_decay") == ([0.05, 0.05], [0.025, 0.05])
     assert before_and_after("clip", "grad_clip") == (None, 0.01)
     assert before_and_after("dropout", "dropout") == (0.25, 0.5)
-    assert before_and_after("meanwhile", "lr") == ([0.01, 0.02], [0.005, 0.01])
+    # Steps rise by one per call, and it was known long before: it acts just then.
+    assert at("ahead") == ahead
+    assert before_and_after("ahead", "lr") == ([0.01, 0.02], [0.01, 0.03])
+    assert before_and_after("meanwhile", "lr") == ([0.01, 0.03], [0.005, 0.015])
     assert all(each["training"] for each in ours)
     assert done["eval"].result == {"eval/ranks": 1.0}
     assert series(run, "eval/ranks") == [(at("eval"), 1.0)]

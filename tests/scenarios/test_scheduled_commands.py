@@ -183,6 +183,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
         far = control("far", "first", "lr", "lr=1", f"--at-step={10**9}", "--no-wait")
         control("cancel", "first", "cancel", far.document["id"], "--reason=no")
         control("cancel again", "first", "cancel", far.document["id"])
+        control("too late", "first", "lr", "lr=1", "--last-step=1")
+        control("stale", "first", "lr", "lr=1", f"--at-step={10**9}", "--valid-for=1s")
         points = {"points": [{"at": "0", "value": "0.1"}]}
         control("add", "first", "add", "value=2", f"schedule={json.dumps(points)}")
         control("misfit", "first", "add", "value=2", 'schedule={"points": [{"at": 0}]}')
@@ -254,6 +256,37 @@ def test_a_scheduled_command_is_taken_back(told: Told) -> None:
     document = told.said["cancel"].document
     assert document["state"] == "cancelled" and document["text"].startswith("Cancelled by ")
     assert all(row[1] < 1 for row in told.held["first"][0])
+
+
+@pytest.mark.parametrize(
+    ("what", "beforehand", "why"),
+    [
+        ("too late", "step 1 has passed", "Valid up to step 1;"),
+        ("stale", "", "It was not applied within 1 seconds."),
+    ],
+)
+def test_a_command_that_cannot_come_in_time_expires_and_says_why(
+    told: Told, what: str, beforehand: str, why: str
+) -> None:
+    said = told.said[what]
+    assert said.code == 6 and beforehand in said.err
+    document = said.document
+    assert (document["state"], document["code"]) == ("expired", "expired")
+    assert document["message"].startswith(why) and document["applied_on"] is None
+    assert all(row[1] < 1 for row in told.held["first"][0])
+
+
+def test_the_ledger_tells_of_each_command_what_became_of_it_who_gave_it_and_why(
+    told: Told,
+) -> None:
+    ledger = {line["id"]: line for line in told.said["log"].lines}
+    for what in ("later", "passed", "revert", "too late", "stale", "cancel"):
+        document = told.said[what].document
+        line = ledger[document["id"]]
+        assert (line["state"], line["text"]) == (document["state"], document["text"])
+        assert line["issued_by"] and line["states"][-1]["state"] == line["state"]
+    assert ledger[told.said["later"].document["id"]]["reason"] == "by plan"
+    assert ledger["unasked"]["code"] == "frozen"
 
 
 def test_a_handler_of_the_training_point_runs_on_all_ranks_at_one_step(told: Told) -> None:
