@@ -17,6 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from launchhelm.controls import schema
 from launchhelm.torch._controls import NotEffective, Payload
 from launchhelm.torch._judge import NO_TARGET
+from launchhelm.torch._wrapping import clean, peeled
 
 _MOST_NAMES: Final = 32
 
@@ -57,7 +58,8 @@ class Sites:
 
     def look(self) -> None:
         """Find the modules that the model has now."""
-        named = self._model.named_modules() if isinstance(self._model, torch.nn.Module) else ()
+        model = peeled(self._model)
+        named = model.named_modules() if isinstance(model, torch.nn.Module) else ()
         self._found = [_site(name, it) for name, it in named if isinstance(it, _DropoutNd)]
         self._note()
 
@@ -91,7 +93,8 @@ class Sites:
 
 
 def _site(name: str, module: _DropoutNd) -> Site:
-    return Site(name, type(module).__name__, lambda: module.p, lambda p: setattr(module, "p", p))
+    kind = type(module).__name__
+    return Site(clean(name), kind, lambda: module.p, lambda p: setattr(module, "p", p))
 
 
 class Dropout:
