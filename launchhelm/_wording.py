@@ -47,6 +47,7 @@ _UNFINISHED: Final = {
 }
 """What is said of ranks that did not finish although the run did: of one, and of several."""
 
+_UNITS: Final = ("bytes", "kB", "MB", "GB", "TB")
 _NAMED_FAILURES: Final = 3
 _SHOWN_GROUPS: Final = 4
 
@@ -448,6 +449,14 @@ def processes(count: int) -> str:
     return f"{count:,} process" if count == 1 else f"{count:,} processes"
 
 
+def size_text(count: int) -> str:
+    """Say a number of bytes."""
+    value, unit = float(count), 0
+    while value >= 1000 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{count:,} bytes" if not unit else f"{value:.1f} {_UNITS[unit]}"
+
+
 def duration(seconds: float) -> str:
     """Say `41 s`, `23 min`, `3 h 12 min` or `2 d`; rounded down, so that ages never jump back."""
     if not math.isfinite(seconds):
@@ -467,6 +476,18 @@ def duration(seconds: float) -> str:
 def step_text(step: int | None) -> str:
     """Write a step with thousands separators, `-` before the first."""
     return "-" if step is None else f"{step:,}"
+
+
+def joins_text(first: int | None, front: int | None) -> str:
+    """Say how the first step of an attempt joins the highest one of those before it.
+
+    "" where either is not known.
+    """
+    if first is None or front is None:
+        return ""
+    if first <= front:
+        return f"repeats {first:,} to {front:,}"
+    return "" if first == front + 1 else f"nothing between {front:,} and {first:,}"
 
 
 def value_text(value: Any) -> str:

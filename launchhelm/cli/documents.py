@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launchhelm import views
+from launchhelm import _wording, views
 from launchhelm._wording import Around, outcome_text
 from launchhelm.cli import _control_check as check
 from launchhelm.cli import _fields
@@ -91,21 +91,32 @@ def process_document(process: views.ParticipantView) -> Document:
     }
 
 
-def attempt_document(attempt: views.AttemptView) -> Document:
-    """One launch of a run."""
-    return {
-        "attempt": attempt.number,
-        "restart_count": attempt.restart_count,
-        "started_at": attempt.started_at,
-        "world_size": attempt.world_size,
-        "ranks_seen": attempt.ranks_seen,
-        "host": attempt.host,
-        "launch": dict(attempt.launch),
-        "resumed_from": attempt.resumed_from,
-        "last_step": attempt.last_step,
-        "end": attempt.end,
-        "reason": attempt.reason,
-    }
+def attempt_documents(run: views.RunView) -> list[Document]:
+    """Each launch of a run, and how its steps join those of the launches before it."""
+    spans, front = run.spans(), None
+    found = []
+    for attempt in run.attempts:
+        span = spans.get(attempt.number, views.Span())
+        last = span.last if attempt.last_step is None else attempt.last_step
+        found.append(
+            {
+                "attempt": attempt.number,
+                "restart_count": attempt.restart_count,
+                "started_at": attempt.started_at,
+                "world_size": attempt.world_size,
+                "ranks_seen": attempt.ranks_seen,
+                "host": attempt.host,
+                "launch": dict(attempt.launch),
+                "resumed_from": attempt.resumed_from,
+                "first_step": span.first,
+                "last_step": last,
+                "joins": _wording.joins_text(span.first, front),
+                "end": attempt.end,
+                "reason": attempt.reason,
+            }
+        )
+        front = max((step for step in (front, last) if step is not None), default=None)
+    return found
 
 
 def metric_document(name: str, run: views.RunView) -> Document:

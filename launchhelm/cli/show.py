@@ -88,7 +88,7 @@ def document_of(view: views.RunView, pattern: str | None) -> documents.Document:
         "tags": list(view.tags),
         "notes": view.notes,
         "summary": view.summary,
-        "attempts": [documents.attempt_document(each) for each in view.attempts],
+        "attempts": documents.attempt_documents(view),
         "processes": [documents.process_document(each) for each in view.participants],
         "controlling": view.controls.get("control"),
         "controlling_why": view.controls.get("why", ""),
@@ -113,6 +113,7 @@ def _print(view: views.RunView, arguments: argparse.Namespace, output: Output) -
         _print_processes(view, output, fold=True)
         _print_controls(view, output, every=False)
         _print_commands(view, output, last=_LAST_COMMANDS)
+        _print_files(view, output)
         _print_losses(view, output)
         return
     if arguments.ranks:
@@ -268,6 +269,13 @@ def _print_commands(view: views.RunView, output: Output, *, last: int | None) ->
         print_command(command, view, output)
 
 
+def _print_files(view: views.RunView, output: Output) -> None:
+    count, size = view.files
+    if count:
+        said = "" if size is None else f", {_wording.size_text(size)}"
+        output.line(f"files (artifacts and media): {count:,}{said}")
+
+
 def _print_losses(view: views.RunView, output: Output) -> None:
     losses = view.losses
     said = []
@@ -285,17 +293,30 @@ def _print_losses(view: views.RunView, output: Output) -> None:
 
 def _print_attempts(view: views.RunView, output: Output) -> None:
     rows = []
-    for each in view.attempts:
-        started = each.started_at
+    for each in documents.attempt_documents(view):
+        started = each["started_at"]
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started)) if started else None
-        end = " ".join(part for part in (each.end, each.reason) if part)
-        cells = [each.number, clock, each.host, each.world_size, each.ranks_seen]
-        cells += [_wording.step_text(each.last_step), end]
+        end = " ".join(part for part in (each["end"], each["reason"]) if part)
+        cells = [each["attempt"], clock, each["host"], each["world_size"], each["ranks_seen"]]
+        cells += [_wording.step_text(each["first_step"]), _wording.step_text(each["last_step"])]
         rows.append(
-            [_NOTHING if cell in (None, "") else _wording.plain(str(cell)) for cell in cells]
+            [
+                _NOTHING if cell in (None, "") else _wording.plain(str(cell))
+                for cell in [*cells, end, each["joins"]]
+            ]
         )
-    head = ("ATTEMPT", "STARTED", "HOST", "WORLD", "SEEN", "LAST STEP", "END")
-    output.table(head, rows, right=("ATTEMPT", "WORLD", "SEEN", "LAST STEP"))
+    head = (
+        "ATTEMPT",
+        "STARTED",
+        "HOST",
+        "WORLD",
+        "SEEN",
+        "FIRST STEP",
+        "LAST STEP",
+        "END",
+        "JOINS",
+    )
+    output.table(head, rows, right=head[:1] + head[3:7])
 
 
 def _print_config(config: Mapping[str, Any], output: Output, indent: str = "  ") -> None:

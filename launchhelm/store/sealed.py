@@ -99,6 +99,15 @@ def sealed_step_range(path: Path) -> tuple[int, int] | None:
     return None if low is None else (int(low), int(high))
 
 
+def sealed_first_logged(path: Path) -> int | None:
+    """Return the step of the first metrics that have one; None when there are none."""
+    # Metric records alone have no entry.
+    wanted = "SELECT step FROM record WHERE step IS NOT NULL AND seq NOT IN (SELECT seq FROM entry)"
+    with _open(path) as connection:
+        row = connection.execute(f"{wanted} ORDER BY seq LIMIT 1").fetchone()
+    return None if row is None else int(row[0])
+
+
 def sealed_ends(
     path: Path,
     name: str,

@@ -4,6 +4,7 @@ No third-party package is imported, nothing is written anywhere, and no clock of
 decides anything.
 """
 
+from launchhelm.views.attempts import Span
 from launchhelm.views.commands import CommandState, CommandView, frozen
 from launchhelm.views.liveness import BEAT_S, LATE_S, SILENT_S, Age, Observer
 from launchhelm.views.participants import ParticipantView
@@ -30,6 +31,7 @@ __all__ = [
     "RunState",
     "RunSummary",
     "RunView",
+    "Span",
     "find_run",
     "frozen",
     "open_run",

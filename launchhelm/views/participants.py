@@ -61,6 +61,7 @@ class ParticipantView:
         lag: Steps behind the front, beyond what the front may have done since the last heartbeat
             of this process; None while either is unknown.
         end: State of its end record: finished, error, interrupted, terminated, preempted;
+            `terminated` also when it was told to end and nothing is heard of it any more;
             `gone` when the process no longer exists and left none; "" while it goes on.
         reason: Why it ended.
         closes_run: Its end record says that the run is complete; a coordinator's counts.
@@ -297,6 +298,10 @@ def _row(watch: Watch, front: int | None, pace: float, others_wait: bool) -> Par
         )
     elif process_is_gone(opening):
         end, reason = "gone", f"process {opening.get('pid')} is gone and left no end record"
+    announced = str(body.get("ending", ""))
+    if announced and (end == "gone" or (not end and watch.age.seconds >= SILENT_S)):
+        # It was told to end, and killed before it could say that it had.
+        end, reason = "terminated", announced
     lag = None
     if front is not None and watch.beat_step is not None:
         reach = 0 if end else math.ceil(pace * watch.beat_interval_s())

@@ -20,6 +20,7 @@ from launchhelm.store.manifest import attempts as load_attempts
 from launchhelm.store.reader import Gap, Listing, Reader, list_segments
 from launchhelm.values.coordinates import axes_text
 from launchhelm.views import rich
+from launchhelm.views.attempts import Span, span
 from launchhelm.views.commands import CommandView
 from launchhelm.views.fold import FOLDED_KINDS, Fold
 from launchhelm.views.liveness import Age, Observer, age_by_files
@@ -31,6 +32,8 @@ from launchhelm.views.state import RunState, run_state
 MAX_HISTORY: Final = 10_000
 _COORDINATOR: Final = frozenset({0})
 _POLL_S: Final = 1.0
+_MEASURED_FILES: Final = 1000
+"""Each is asked for its size, which takes a moment on a network file system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,7 @@ class RunView:
         self._listing: Listing = {}
         self._watches: dict[Any, Watch] = {}
         self._ends: dict[int, Record] = {}
+        self._spans: dict[WriterId, Span] = {}
         self._attempt_names: list[str] = []
         self._attempt_files: dict[int, Attempt] = {}
         self._inbox: list[tuple[CommandName, Command | None]] = []
@@ -213,6 +217,17 @@ class RunView:
             end=str(end.body.get("state", "")) if end else "",
             reason=str(end.body.get("reason", "")) if end else "",
         )
+
+    def spans(self) -> dict[int, Span]:
+        """Return which steps each attempt logged; those of older ones are read once."""
+        found = {}
+        for writer, files in self._listing.items():
+            if writer.rank == 0:
+                known = self._spans.get(writer)
+                if known is None or writer.attempt == self.attempt:
+                    known = self._spans[writer] = span(self.directory, writer, files)
+                found[writer.attempt] = known
+        return found
 
     # --- identity -----------------------------------------------------------------------------
 
@@ -347,6 +362,18 @@ class RunView:
             storage_errors=sum(row.storage_errors for row in self.participants),
             faults=faults,
         )
+
+    @property
+    def files(self) -> tuple[int, int | None]:
+        """Number and bytes of artifacts and media; None for the bytes of very many."""
+        try:
+            with os.scandir(self.directory / layout.MEDIA) as found:
+                entries = [entry for entry in found if not entry.name.startswith(".")]
+            if len(entries) > _MEASURED_FILES:
+                return len(entries), None
+            return len(entries), sum(entry.stat().st_size for entry in entries)
+        except OSError:
+            return 0, 0  # There are none, or nothing can be said.
 
     @property
     def problems(self) -> list[str]:

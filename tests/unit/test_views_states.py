@@ -454,6 +454,20 @@ def test_a_signal_stops_a_run(
     assert (state.word, state.text) == ("stopped", text)
 
 
+def test_who_was_told_to_end_and_is_heard_of_no_more_was_stopped(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    run = RunBuilder(tmp_path)
+    (writer,) = started(run, 1)
+    writer.beat(12, ending="SIGTERM on rank 0")
+    writer.flush()
+    view = look(run, clock)
+    assert (view.state.word, view.participants[0].end) == ("running", "")
+    clock.pass_s(120)
+    view.refresh()
+    assert view.state.text == "stopped by SIGTERM on rank 0 at step 12"
+
+
 def test_a_newer_attempt_is_judged_alone(tmp_path: Path, clock: FakeClock) -> None:
     run = RunBuilder(tmp_path, world_size=1)
     (old,) = started(run, 1)
