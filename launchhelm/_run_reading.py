@@ -79,9 +79,12 @@ class Reads:
         """
         with _lock:
             view = self._view(run)
-            bounds = {"limit": limit, "step_from": step_from, "step_to": step_to, "rank": rank}
-            points = view.history(metric, **bounds, **axes)
-            points = points or view.history_rich(metric, **bounds, **axes)
+            for read in (view.history, view.history_rich):
+                points = read(
+                    metric, limit=limit, step_from=step_from, step_to=step_to, rank=rank, **axes
+                )
+                if points:
+                    break
         return [_shown(point) for point in points]
 
     def table(

@@ -11,7 +11,6 @@ from syncer.work import Work
 
 PLAIN_S: Final = 10.0
 _BAR: Final = 20
-_UNITS: Final = ("bytes", "kB", "MB", "GB", "TB")
 
 
 class Progress:
@@ -72,7 +71,7 @@ class Progress:
         return next((work for work in works if work.state == "held"), None)
 
     def _of(self, work: Work) -> str:
-        said = [f"{work.points:,} points", size_text(work.bytes), f"{self._rate:,.0f}/s"]
+        said = [f"{work.points:,} points", _wording.size_text(work.bytes), f"{self._rate:,.0f}/s"]
         bar = ""
         if work.pending:
             share = work.points / (work.points + work.pending)
@@ -90,11 +89,3 @@ class Progress:
             rate = (points - before) / (now - at)
             self._rate = rate if not self._rate else 0.7 * self._rate + 0.3 * rate
             self._last = (now, points)
-
-
-def size_text(count: int) -> str:
-    """Say a number of bytes."""
-    value, unit = float(count), 0
-    while value >= 1000 and unit < len(_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{count:,} bytes" if not unit else f"{value:.1f} {_UNITS[unit]}"

@@ -121,8 +121,6 @@ def unreadable_of(discovery: Discovery) -> dict[Path, str]:
 
 
 def _table(works: Sequence[Work], output: Output) -> None:
-    from syncer.progress import size_text
-
     moved = [
         work for work in works if work.points or work.batches or work.files or work.state != "sent"
     ]
@@ -131,7 +129,7 @@ def _table(works: Sequence[Work], output: Output) -> None:
             _wording.plain(work.place.name),
             work.state,
             f"{work.points:,}",
-            size_text(work.bytes),
+            _wording.size_text(work.bytes),
             f"{work.files:,}" if work.files else "",
             f"{work.pending:,}" if work.pending else "",
         ]

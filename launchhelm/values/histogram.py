@@ -40,7 +40,8 @@ class Histogram(RichValue):
     def __init__(self, values: Any, *, bins: int = 64) -> None:  # Any: arrays of any library.
         counted = _counted(values, bins)
         self.left_out = counted.left_out
-        self._edges, self._counts = counted.edges, counted.counts
+        self._edges: list[int | float] = [*counted.edges]
+        self._counts: list[int | float] = [*counted.counts]
         self._statistics: dict[str, Any] = {}
         if self.left_out:
             self._statistics = {

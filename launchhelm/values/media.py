@@ -101,14 +101,14 @@ class MediaGrid(RichValue):
         items: Media, and what `Run.upload_media` and `media_url` return.
 
     Raises:
-        TypeError: It is no sequence.
+        TypeError: It is no list or tuple.
         ValueError: Too many or too few, or one that is no medium.
     """
 
     renderer: ClassVar[str] = "media"
 
     def __init__(self, items: Sequence[Medium | Item]) -> None:
-        if not isinstance(items, Sequence) or isinstance(items, str | bytes):
+        if not isinstance(items, list | tuple):
             raise TypeError(f"Media come in a list, got {type(items).__name__}.")
         if not 1 <= len(items) <= MAX_ITEMS:
             raise ValueError(f"A grid has 1 to {MAX_ITEMS} media, got {len(items)}.")
@@ -165,11 +165,13 @@ def checked_item(item: object) -> Item:
             f"A {type(item).__name__} is no medium; use Image, Audio, Video, upload_media() or "
             "media_url()."
         )
-    source, caption = item.get("source"), item.get("caption")
+    source: Any = item.get("source")
+    caption = item.get("caption")
     media_type = checked_type(item.get("media_type"))
     kinds = set(source) if isinstance(source, Mapping) else set()
     if kinds == {"url"} and isinstance(source["url"], Mapping):
-        checked = media_url(source["url"].get("href"), media_type, caption=caption)
+        href: Any = source["url"].get("href")
+        checked = media_url(href, media_type, caption=caption)
     elif kinds == {"artifact"} and isinstance(source["artifact"], Mapping):
         artifact = {key: source["artifact"].get(key) for key in ("id", "sha256")}
         if not all(isinstance(it, str) and it for it in artifact.values()):
