@@ -16,10 +16,13 @@ EXAMPLES = ROOT / "examples"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 COMMANDS = {
     "first_run.py": [sys.executable, "first_run.py"],
+    "media.py": [sys.executable, "media.py"],
     "resume.py": [sys.executable, "resume.py"],
     "live_learning_rate.py": [sys.executable, "live_learning_rate.py"],
     "ddp.py": [*TORCHRUN, "--standalone", "--nproc_per_node=2", "ddp.py", "--seconds", "3"],
     "demo.py": [sys.executable, "demo.py"],
+    "huggingface.py": [sys.executable, "huggingface.py", "--seconds", "1"],
+    "lightning_trainer.py": [sys.executable, "lightning_trainer.py", "--seconds", "1"],
 }
 
 
