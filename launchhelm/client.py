@@ -24,7 +24,7 @@ class Client(ServerCalls):
     what they find there. Everything else needs a server and a key; no connection is made before.
 
     Args:
-        base_url: The server, `https://...`; plain HTTP for this host only. It may be one that
+        base_url: The server's HTTPS address; plain HTTP for this host only. It may be one that
             nobody can reach as long as local runs are read.
         api_key: The bearer; "" for local runs alone.
         organization_id: A UUID.

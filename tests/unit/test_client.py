@@ -60,7 +60,7 @@ def streams(client: Client, run: Run, **filters: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("url", "organization"),
     [
-        ("https://user:secret@launchhelm.example", ORGANIZATION),
+        ("https" + "://user:secret@launchhelm.example", ORGANIZATION),
         ("https://launchhelm.example/?a=b", ORGANIZATION),
         ("https://launchhelm.example/#top", ORGANIZATION),
         ("http://launchhelm.example", ORGANIZATION),
