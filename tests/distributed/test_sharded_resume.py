@@ -1,0 +1,113 @@
+"""A sharded training that is killed goes on as if nothing had happened, also with fewer ranks."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.journals import records
+from tests.support.ranks import Ranks, run_ranks
+
+DEADLINE_S = 150.0
+Tell = Callable[[str], None]
+
+pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
+
+SAVED, KILLED, LAST = 3, 6, 8
+
+
+class Life:
+    """A training of which each rank draws its own data and drops its own units."""
+
+    def __init__(self, rank: int, root: str, **options: Any) -> None:
+        import torch
+        from torch.distributed.fsdp import fully_shard
+
+        import launchhelm.torch as lht
+
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(6, 5), torch.nn.Dropout(0.5), torch.nn.Tanh(), torch.nn.Linear(5, 3)
+        )
+        if torch.distributed.is_initialized():
+            fully_shard(self.model[0])
+            fully_shard(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        torch.manual_seed(100 + rank)
+        self.tr = lht.init("life", state_dir=root, **options)
+        self.tr.watch(self.model, self.optimizer)
+
+    def step(self) -> str:
+        import torch
+
+        self.optimizer.zero_grad()
+        loss = self.model(torch.randn(8, 6)).square().sum()
+        loss.backward()
+        self.tr.clip_grad_norm_(1.0)
+        self.optimizer.step()
+        self.tr.step(loss=loss)
+        return loss.item().hex()
+
+    def weights(self) -> list[list[float]]:
+        whole = (
+            it.full_tensor() if hasattr(it, "full_tensor") else it for it in self.model.parameters()
+        )
+        return [it.detach().flatten().tolist() for it in whole]
+
+
+def first(rank: int, size: int, tell: Tell, root: str) -> None:
+    """Leave the losses of a whole life, then begin another one like it, to be killed."""
+    whole = Life(rank, f"{root}/whole")
+    losses = [whole.step() for _ in range(LAST)]
+    Path(root, f"losses-{rank}.json").write_text(json.dumps([losses, whole.weights()]))
+    whole.tr.finish()
+    life = Life(rank, f"{root}/killed")
+    for _ in range(SAVED):
+        life.step()
+    life.tr.save_checkpoint(extra={"epoch": 1})
+    for _ in range(SAVED, KILLED):
+        life.step()
+    life.tr.run.flush(delivered=False)
+    tell("to be killed")
+    time.sleep(DEADLINE_S)
+
+
+def second(rank: int, size: int, tell: Tell, root: str, run: str) -> list[Any]:
+    life = Life(rank, f"{root}/killed", resume=run)
+    assert life.tr.load_checkpoint("latest") == {"epoch": 1}
+    assert life.tr.global_step == SAVED
+    losses = [life.step() for _ in range(SAVED, LAST)]
+    life.tr.save_checkpoint()
+    life.tr.finish(close_run=False)
+    return [losses, life.weights()]
+
+
+def test_a_sharded_training_goes_on_to_the_last_bit_after_a_kill_and_on_one_rank_too(
+    tmp_path: Path,
+) -> None:
+    root = str(tmp_path)
+    with Ranks(first, 2, deadline_s=DEADLINE_S, root=root) as ranks:
+        for rank in range(2):
+            ranks.wait_for(rank, "to be killed")
+        for rank in range(2):
+            ranks.kill(rank)
+        ranks.wait()
+    (run,) = (tmp_path / "killed").iterdir()
+    ended = run_ranks(second, 2, deadline_s=DEADLINE_S, root=root, run=run.name)
+    for rank, one in enumerate(ended):
+        losses, weights = json.loads((tmp_path / f"losses-{rank}.json").read_text())
+        assert one.value == [losses[SAVED:], weights]
+    assert ended[0].value[0] != ended[1].value[0] and ended[0].value[1] == ended[1].value[1]
+
+    alone = Life(7, f"{root}/killed", resume=run.name)
+    assert alone.tr.load_checkpoint("latest") == {} and alone.tr.global_step == LAST
+    assert alone.weights() == weights
+    alone.step()
+    alone.tr.finish()
+    said = [it.body["text"] for it in records(run, "ev", rank=0) if it.body["type"] == "notice"]
+    assert any("saved on 2 ranks and this is a group of 1" in text for text in said), said
