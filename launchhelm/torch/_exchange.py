@@ -211,6 +211,8 @@ class Exchange:
             if isinstance(action, Go):
                 if action.issue is not None:
                     self._issue(action.issue)
+                elif action.expect and self._links is not None:
+                    self._links.expect()
                 return
             if isinstance(action, Raise):
                 raise self._error(action.verdict)

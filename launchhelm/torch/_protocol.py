@@ -6,10 +6,11 @@ order dead-locks and that ranks never disagree silently.
 
 How a command travels (D is a due call, known to all ranks beforehand):
 
-    call D-1   coordinator   issues the packet of D, without waiting: "command 7, 83 bytes"
+    call D-1   all           begin to send or receive the packet of D, without waiting:
+                             "command 7, 83 bytes"
     call D     all           await it (a long body follows), check it, gather the votes
                coordinator   records `applying`, without waiting
-    call E-1   coordinator   once that record is durable: issues "apply 7 at call E+1"
+    call E-1   all           likewise; once that record is durable: "apply 7 at call E+1"
     call E     all           await that
     call E+1   all           snapshot, apply, read back; gather the results; all right: done.
                              Otherwise everyone restores and gathers once more.
@@ -104,6 +105,7 @@ class Machine:
     due: int = 0
     serial: int = 0
     issued: bool = False
+    """Whether the broadcast of the next packet is under way."""
     follows: bool = False
     """Coordinator: whether a broadcast follows the packet issued last."""
     on: bool = True
@@ -149,8 +151,7 @@ class Machine:
         if self.size == 1:
             every = max(self.every, 1)
             return (self.call // every + 1) * every
-        due = self.due - 1 if self.coordinator and not self.issued else self.due
-        return min(due, self.apply_call)
+        return min(self.due if self.issued else self.due - 1, self.apply_call)
 
     def begin(self, call: int, step: int) -> Action:
         """Start the call of that number, which is at least `wake`."""
@@ -324,9 +325,12 @@ class Machine:
         return self._end()
 
     def _end(self) -> Action:
-        if self.on and self.coordinator and self.size > 1 and self.call + 1 == self.due:
+        if not self.on or self.size == 1 or self.issued or self.call + 1 < self.due:
+            return Go()
+        if self.coordinator:
             return self._look()
-        return Go()
+        self.issued = True
+        return Go(expect=True)
 
     def _look(self) -> Action:
         return self._do(Look(self.stage == "accepted"), "looked")

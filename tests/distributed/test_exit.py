@@ -28,6 +28,7 @@ if rank == 0:
     os._exit(0)
 links.timeout_s = 0.5
 try:
+    links.expect()
     links.receive()
 except Exception as error:
     print(error)

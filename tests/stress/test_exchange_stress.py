@@ -13,15 +13,21 @@ from launchhelm.torch._errors import DivergedStateError
 from tests.distributed.test_exchange import Loop, check_many, check_teardown, diverged, fields
 from tests.support.ranks import Ranks
 from tests.support.scripted import command
-from tests.unit.lht.test_exchange_model import LARGE_WORLDS, explore
+from tests.unit.lht import test_exchange_model, test_meeting_model
 
 pytestmark = pytest.mark.stress
+worlds = test_meeting_model.worlds
 
 
-@pytest.mark.parametrize("name", LARGE_WORLDS)
+@pytest.mark.parametrize("name", test_exchange_model.LARGE_WORLDS)
 def test_larger_worlds_neither_dead_lock_nor_hide_a_disagreement(name: str) -> None:
-    states, ends = explore(LARGE_WORLDS[name], limit=3_000_000)
-    print(f"{name}: {states:,} states, {ends:,} ends")
+    test_exchange_model.explore_aloud(name, test_exchange_model.LARGE_WORLDS[name])
+
+
+@pytest.mark.usefixtures("worlds")
+@pytest.mark.parametrize("name", test_meeting_model.LARGE_CASES)
+def test_more_orders_in_which_ranks_meet_end_alike(name: str) -> None:
+    test_meeting_model.explore_aloud(name, test_meeting_model.LARGE_CASES[name])
 
 
 @pytest.mark.parametrize("seed", range(5))
