@@ -40,7 +40,10 @@ from launchhelm.torch._sharding import (
     kind,
     load_full_state,
     mapped,
+    own_state,
+    require_same,
 )
+from launchhelm.torch._shards import load_shards, save_shards
 
 LATEST: Final = "latest"
 SAVING: Final = "saving a checkpoint"
@@ -70,28 +73,62 @@ class Watched:
             name: each for name, each in others.items() if hasattr(each, "load_state_dict")
         }
 
-    def whole_state(self, is_coordinator: bool, links: Links | None) -> dict[str, Any]:
-        """Return model, optimizer, scheduler and scaler. Collective where the model is sharded."""
-        if kind(self.model) not in _WHOLE_HERE:
+    def state(
+        self, is_coordinator: bool, links: Links | None, directory: Path | None
+    ) -> dict[str, Any]:
+        """Return model, optimizer, scheduler and scaler on the coordinator. Collective.
+
+        With a directory the tensors of model and optimizer are left there, in parts.
+        """
+        if directory is not None:
+            model, optimizer = save_shards(directory, self.model, self.optimizer, links=links)
+        elif kind(self.model) not in _WHOLE_HERE:
             model, optimizer = full_state(
                 self.model, self.optimizer, is_coordinator=is_coordinator, links=links
             )
-        elif is_coordinator:
-            model, optimizer = bare_state(self.model), self.optimizer.state_dict()
+        else:
+            others = Others(links)
+            own = own_state(self.model, self.optimizer, others)
+            require_same(self.model, own["model"], others)
+            model, optimizer = own["model"], own["optimizer"]
         if not is_coordinator:
             return {}
         rest = {name: each.state_dict() for name, each in self.others.items()}
         return {"model": model, "optimizer": optimizer, **rest}
 
-    def take(self, parts: Mapping[str, Any], others: Others, links: Links | None) -> None:
-        """Load the model and the optimizer, on all ranks or on none. Collective."""
-        model, optimizer = parts["model"], parts["optimizer"]
+    def take(
+        self,
+        parts: Mapping[str, Any],
+        others: Others,
+        links: Links | None,
+        directory: Path | None,
+    ) -> None:
+        """Load the model and the optimizer, on all ranks or on none. Collective.
+
+        One of them that is missing stays as it is.
+        """
+        if directory is not None:
+            outlines = parts.get("model", {}), parts.get("optimizer", {})
+            load_shards(directory, self.model, self.optimizer, *outlines, links=links)
+            return
+        missing = {"model", "optimizer"} - parts.keys()
+        if len(missing) == 2:
+            return
         target = Target(self.model, self.optimizer)
-        if target.how not in _WHOLE_HERE:
-            load_full_state(self.model, self.optimizer, model, optimizer, links=links)
+        if target.how not in _WHOLE_HERE and not missing:
+            load_full_state(
+                self.model, self.optimizer, parts["model"], parts["optimizer"], links=links
+            )
             return
         with others.one_mind():
-            state = target.fitting({"model": model, "optimizer": optimizer})
+            if target.how not in _WHOLE_HERE:
+                raise payloads.Unreadable(f"it has no {missing.pop()}, which a sharded one needs")
+            state = target.fitting(
+                {
+                    "model": parts["model"] if "model" in parts else bare_state(self.model),
+                    "optimizer": parts.get("optimizer") or self.optimizer.state_dict(),
+                }
+            )
         with others.one_mind(is_changed=True):
             target.take(mapped(state, target.part))
 
@@ -160,8 +197,17 @@ class Checkpoints:
 
     # Saving.
 
-    def save(self, step: int, path: str | os.PathLike[str] | None, extra: Any) -> str | None:
+    def save(
+        self,
+        step: int,
+        path: str | os.PathLike[str] | None,
+        extra: Any,
+        *,
+        sharded: bool = False,
+    ) -> str | None:
         """Save at a step; see `Trainer.save_checkpoint`. Collective."""
+        if sharded and path is not None:
+            raise ValueError("sharded=True writes into the run directory; give no path with it.")
         copy = None if path is None else Path(path).absolute()
         self._require_trusted()
         others, vault = self._others, self._vault
@@ -176,12 +222,16 @@ class Checkpoints:
                     )
                 own = _random_state.captured()
             states = self._collected(own)
+            parts_name = self._agreed(new_id()) if sharded else ""
+            directory = self._run.directory / layout.CHECKPOINTS / parts_name if sharded else None
             parts: dict[str, Any] = {}
             if self._watched is not None:
-                parts = self._watched.whole_state(self._facts.is_coordinator, self._links)
+                parts = self._watched.state(self._facts.is_coordinator, self._links, directory)
             with others.one_mind():
                 if vault is not None:
                     payload = self._payload(step, {} if extra is None else extra, parts, states)
+                    if parts_name:
+                        payload[payloads.OURS]["parts"] = parts_name
                     problem = payloads.unloadable(payload, "the checkpoint")
                     if problem:
                         raise TypeError(f"{problem}, which cannot be loaded back as data alone")
@@ -195,6 +245,10 @@ class Checkpoints:
                     id_ = new_id()
                     vault.admit(id_, hidden, payload, self._kept(id_, payload, copy))
         return id_
+
+    def _agreed(self, word: str) -> str:
+        """Return the coordinator's word. Collective."""
+        return word if self._links is None else str(self._links.gather_json(word)[0])
 
     def _collected(self, own: _random_state.State) -> list[tuple[int, _random_state.State]]:
         """Return the random states of all ranks on the coordinator. Collective."""
@@ -248,6 +302,8 @@ class Checkpoints:
         with self._phase(LOADING), _as_checkpoint_error("loaded", unchanged, self._poison):
             path, sha256 = self._located(source)
             with others.one_mind():
+                if self._facts.is_coordinator:
+                    payloads.require_whole(path, sha256)
                 payload = payloads.read(path, map_location=map_location)
                 own, why_not = payloads.random_of(
                     payload, self._facts.group_rank, self._facts.world_size
@@ -259,11 +315,11 @@ class Checkpoints:
                 exact = _mapping(ours.get("rates"))
                 rates = self._built_in.rates
                 parts = _checkpoint_rates.exactly(rates, payload, exact)
-                if self._facts.is_coordinator:
-                    payloads.require_whole(path, sha256)
             watched = self._watched
-            if watched is not None and "model" in parts:
-                watched.take(parts, others, self._links)
+            if watched is not None:
+                name = Path(str(ours.get("parts", ""))).name
+                directory = path.parents[1] / layout.CHECKPOINTS / name if name else None
+                watched.take(parts, others, self._links, directory)
             with others.one_mind(is_changed=True):
                 for name, each in (watched.others if watched is not None else {}).items():
                     if parts.get(name) is not None:

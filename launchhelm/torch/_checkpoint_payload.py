@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from launchhelm.store import media
-from launchhelm.torch import _random_state
+from launchhelm.torch import _checkpoint_rates, _random_state
 from launchhelm.torch._controls import is_number
 
 Payload = dict[str, Any]  # Any: state dicts are the script's own.
@@ -80,15 +80,51 @@ def problem(payload: object) -> str:
     step = payload.get("step")
     if type(step) is not int or not -_STEP_LIMIT <= step < _STEP_LIMIT:
         return "its step is no integer"
-    for name in ("control", "tunables", *_SECTIONS):
+    for name in ("control", "tunables", OURS, *_SECTIONS):
         if not isinstance(payload.get(name) or {}, Mapping):
             return f"its {name} is {type(payload[name]).__name__}, no mapping"
-    limit = (payload.get("control") or {}).get("grad_clip")
+    control = payload.get("control") or {}
+    limit = control.get("grad_clip")
     if limit is not None and not (is_number(limit) and limit > 0):
         return f"its grad_clip is {str(limit)[:80]}"
+    if not isinstance(control.get("lr_history") or [], list):
+        return "its lr_history is no list"
+    why = _problem_of_optimizer(payload.get("optimizer") or {}) or _problem_of_ours(payload)
+    if why:
+        return why
     if payload["format"] == ONE:
         return "" if isinstance(payload.get("rng"), Mapping) else "it has no random states"
     return _problem_of_ranks(payload)
+
+
+def _problem_of_optimizer(state: Mapping[str, Any]) -> str:
+    """An optimizer would find these out when half of it is loaded."""
+    if not state:
+        return ""
+    groups, of_parameters = state.get("param_groups"), state.get("state")
+    if not isinstance(groups, list) or not all(
+        isinstance(each, Mapping) and isinstance(each.get("params"), list) for each in groups
+    ):
+        return "its optimizer has no groups of parameters"
+    if not isinstance(of_parameters, Mapping) or not all(
+        isinstance(each, Mapping) for each in of_parameters.values()
+    ):
+        return "its optimizer has no state per parameter"
+    return ""
+
+
+def _problem_of_ours(payload: Mapping[str, Any]) -> str:
+    ours = payload.get(OURS) or {}
+    dropout = ours.get("dropout") or {}
+    if not isinstance(dropout, Mapping) or not all(
+        is_number(p) and 0 <= p <= 1 for p in dropout.values()
+    ):
+        return "its dropout is no probability for each place"
+    exact = ours.get("rates") or {}
+    if not isinstance(exact, Mapping):
+        return "its multipliers are no mapping"
+    groups = (payload.get("optimizer") or {}).get("param_groups") or []
+    return _checkpoint_rates.problem(exact, groups) if exact else ""
 
 
 def _problem_of_ranks(payload: Mapping[str, Any]) -> str:

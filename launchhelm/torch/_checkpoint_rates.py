@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import torch
+
+from launchhelm.torch._controls import is_number, is_positive
 from launchhelm.torch._schedulers import Rates
 
 State = dict[str, Any]  # Any: state dicts of torch.
@@ -45,6 +48,28 @@ def written(rates: Rates | None, parts: State) -> tuple[State, State]:
     }
     scheduler = _scaled(parts["scheduler"], factors)
     return {**parts, "optimizer": optimizer, "scheduler": scheduler}, exact
+
+
+def problem(exact: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> str:
+    """Say why what a file says under our key is nothing to go on from, "" when it is.
+
+    Args:
+        groups: Of the optimizer in the same file.
+    """
+    slots, own = exact.get("slots"), exact.get("groups")
+    if not isinstance(slots, list) or not isinstance(own, list):
+        return "its multipliers are no lists"
+    if not len(slots) == len(own) == len(groups):
+        return "its multipliers are not one per group"
+    if not all(isinstance(each, Mapping) for each in (exact.get("scheduler"), *slots, *own)):
+        return "its multipliers are no mappings"
+    for slot in slots:
+        multiplier, scheduled = slot.get("multiplier"), slot.get("scheduled")
+        if not is_number(multiplier) or not is_positive(multiplier):
+            return f"one of its multipliers is {str(multiplier)[:80]}"
+        if not (scheduled is None or is_number(scheduled) or isinstance(scheduled, torch.Tensor)):
+            return f"one of its rates is a {type(scheduled).__name__}"
+    return ""
 
 
 def exactly(rates: Rates | None, parts: State, exact: Mapping[str, Any]) -> State:
