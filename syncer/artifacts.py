@@ -94,10 +94,14 @@ class Artifact:
             coordinates=tuple(places),
         )
 
-    @property
-    def key(self) -> str:
-        """What makes a repeat of its upload, also by another syncer, find the same document."""
-        return f"{self.id}:{self.media_type}" if self.purpose == MEDIA else self.id
+    def key(self, run_id: str) -> str:
+        """Return what makes a repeat of its upload, also by another syncer, find the document.
+
+        The same artifact of the same run always has the same one.
+        """
+        if self.purpose == MEDIA:
+            return f"media:{run_id}:{self.sha256}:{self.media_type}"
+        return f"launchhelm.offline:{run_id}:{self.id}"
 
     @property
     def labels(self) -> dict[str, str]:
@@ -370,7 +374,7 @@ class _Upload:
             },
             "purpose": artifact.purpose,
         }
-        key = f"launchhelm.offline:{self.scope.get('run_id', '')}:{artifact.key}"
+        key = artifact.key(self.scope.get("run_id", ""))
         document = self.client.create_artifact(body, key)
         self._server_id = str(document["id"])
         return self._server_id if document["spec"].get("state") in READY else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,7 +39,7 @@ MAX_HREF_CHARS: Final = 2048
 PENDING: Final = "pending:"
 """Before the digest of bytes, in the place of the artifact's id that a server will give them."""
 
-_DIGEST_CHARS: Final = 64
+_PENDING: Final = re.compile(re.escape(PENDING) + r"([0-9a-f]{64})", re.ASCII)
 _ITEM_NUMBERS: Final = ("width", "height", "duration_ms")
 
 
@@ -239,9 +240,8 @@ def _renamed(item: Any, ids: Mapping[str, str]) -> Any:
 
 def digest_of(item: Mapping[str, Any]) -> str:
     """Return the digest of an item's bytes in this run, "" for an item without."""
-    id_ = artifact_of(item)
-    digest = id_.removeprefix(PENDING)
-    return digest if digest != id_ and len(digest) == _DIGEST_CHARS else ""
+    match = _PENDING.fullmatch(artifact_of(item))
+    return match[1] if match else ""
 
 
 def artifact_of(item: Mapping[str, Any]) -> str:

@@ -404,6 +404,8 @@ class RunView:
         latest = self._series.latest(Selection(name, ranks=_COORDINATOR))
         if latest is None:
             latest = self._series.latest(Selection(name))
+        if latest is None and self._shows(name):
+            latest = rich.latest(self, Selection(name))
         kind = defined.get("kind")
         if kind is None and latest is not None:
             kind = kind_of(latest.value)

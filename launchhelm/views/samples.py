@@ -412,7 +412,7 @@ def _media(view: RunView, values: Iterable[Any]) -> dict[str, dict[str, str]]:
             id_ = artifact_of(item)
             digest = digest_of(item) or digest_by_id(id_)
             path = view.directory / layout.MEDIA / digest
-            if id_ and digest.isalnum() and path.is_file():
+            if digest and path.is_file():
                 media[id_] = {"state": "ready", "url": path.as_uri()}
             elif id_:
                 media[id_] = {"state": "missing"}

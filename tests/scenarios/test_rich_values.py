@@ -20,7 +20,7 @@ from launchhelm.views import samples
 from syncer.api.client import Client
 from tests.support.jobs import run_job, torchrun
 from tests.support.journals import only_run, series
-from tests.support.pushing import push_all, pushing, runs_on
+from tests.support.pushing import WrittenRun, push_all, pushing, runs_on
 from tests.support.runs import running
 from tests.support.v1_server import V1Server, v1_server
 
@@ -343,6 +343,32 @@ def test_a_pass_since_some_time_has_the_bytes_that_were_known_before(
         assert push_all(push)[-1].done
     into = tmp_path / "download"
     assert shown(client, run.run_id, "frames", into) == [Image(PIXELS).blobs()[0].data]
+
+
+def test_records_of_somebody_elses_making_cost_themselves_only(
+    tmp_path: Path, client: Client
+) -> None:
+    run = WrittenRun(tmp_path / "runs")
+    digest, outside = "0" * 64, "../" * 20 + "etc/"
+    odd: list[dict[str, Any]] = [
+        {"value": {"items": [{"source": {"artifact": {"id": f"pending:{digest}"}}}]}},
+        {"value": {"items": [3, None, {"source": 3}], "rows": [3, [{"source": None}]]}},
+        {"value": "x"},
+        {"value": {"items": [{"source": {"artifact": {"id": f"pending:{outside}"}}}]}},
+    ]
+    files = [3, {"sha256": 3}, {"sha256": outside, "size": 1}, {"sha256": digest, "size": 0}]
+    for body in odd:
+        run.add("rich", {"name": "r", "renderer": "media", "files": files, **body}, step=0)
+    run.add("rich", {"name": "r", "renderer": "hologram", "value": {}}, step=0)
+    run.add("rich", {"name": "r", "renderer": "media", "value": {"items": []}}, step=1)
+    run.add("m", {"loss": 1.0}, step=2)
+    run.end()
+    with pushing(run.directory, client) as push:
+        assert push_all(push)[-1].done
+        assert push.state is not None and push.state.aside_count == 4
+    sent = [point["value"] for point in points(client, run.run_id, "r")]
+    assert sent == [odd[1]["value"], {"items": []}]
+    assert len(points(client, run.run_id, "loss")) == 1
 
 
 def test_a_picture_whose_file_is_damaged_costs_its_points_and_no_others(

@@ -97,6 +97,7 @@ def test_every_kind_is_a_record_of_its_own_and_none_moves_the_step(run: Run) -> 
     assert records(run.directory, "rich")[-1].axes == {"fold": "1"}
     assert found[5]["left_out"] == 1 and found[5]["value"]["rows"][1] == [None, None]
     assert len(found[4]["files"]) == 2 and len(found[6]["files"]) == 1
+    assert run.metric("precomputed") == {"kind": "object", "axes": ["step", "fold"], "unit": ""}
     assert run.metric("gradients") == {"kind": "object", "axes": ["step"], "unit": ""}
 
 
