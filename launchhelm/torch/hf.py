@@ -133,18 +133,16 @@ class LaunchHelmCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note the checkpoint. It is taken at the next event: until then other ranks may write."""
-        directory = Path(args.output_dir, f"checkpoint-{state.global_step}")
-        self._saved[directory] = state.global_step
+        if self.trainer is not None and self.trainer.is_coordinator:
+            directory = Path(args.output_dir, f"checkpoint-{state.global_step}")
+            self._saved[directory] = state.global_step
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the last checkpoint and end the run."""
-        trainer = self.trainer
-        if trainer is None:
-            return
-        if trainer.is_coordinator:
-            _await_ranks(list(self._saved), trainer.control.world_size)
-        self._keep_saved()
-        self._recording.finish()
+        if self.trainer is not None:
+            _await_ranks(list(self._saved), self.trainer.control.world_size)
+            self._keep_saved()
+            self._recording.finish()
 
     def _keep_saved(self) -> None:
         while self._saved:

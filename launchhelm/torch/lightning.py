@@ -208,7 +208,12 @@ class _Checkpoint:
         directory = getattr(trainer.checkpoint_callback, "dirpath", None)
         path = Path(directory or Path(trainer.default_root_dir, "checkpoints"))
         path /= f"launchhelm-step={trainer.global_step}.ckpt"
-        trainer.save_checkpoint(path)
+        try:
+            trainer.save_checkpoint(path)
+        except Exception:
+            # Lightning ends a save with a barrier, where the other ranks wait for this one.
+            trainer.strategy.barrier("launchhelm")
+            raise
         self._saved(path)
         return {"path": str(path)}
 

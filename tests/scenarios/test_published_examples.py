@@ -241,6 +241,7 @@ CHECKS: tuple[Callable[[Script], None], ...] = (
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_published_examples_run_unchanged_and_offline(tmp_path: Path) -> None:
     cannot = why_not()
     if cannot:

@@ -18,6 +18,7 @@ from tests.support.off_network import off_network
 
 NAME, VERSION = "launchhelm", "0.1.1"
 FETCH_S = 90.0
+SCRIPT_S = 240.0
 
 # pip asks the build backend of what it downloads for its metadata. This one answers without
 # building, so that no backend has to be fetched and nothing of the archive is executed.
@@ -121,4 +122,5 @@ def run_script(
             "HASTE": str(haste),
             **(environment or {}),
         },
+        timeout_s=SCRIPT_S,
     )
