@@ -8,6 +8,7 @@ ROOT/<run_id>/
     control/got.<order>.<command>.<writer>.json    taken by that writer
     nodes/<host>-<token>.json                  a host that cannot see run.json
     media/<sha256>                             artifacts and bodies too large for a line
+    checkpoints/<id>/                          the shards of one checkpoint, where it is in parts
     sync/                                      the syncer's
 """
 
@@ -28,6 +29,7 @@ ATTEMPTS: Final = "attempts"
 SYNC: Final = "sync"
 NODES: Final = "nodes"
 MEDIA: Final = "media"
+CHECKPOINTS: Final = "checkpoints"
 
 SUMS: Final = "SHA256SUMS"
 """In a snapshot: the digest of every file, as `sha256sum --check` reads it."""
@@ -35,7 +37,9 @@ SUMS: Final = "SHA256SUMS"
 WHOLE: Final = "run.db"
 """Derived: all of a run in one database."""
 
-NAMES: Final = frozenset({MANIFEST, DATA, CONTROL, ATTEMPTS, SYNC, NODES, MEDIA, SUMS, WHOLE})
+NAMES: Final = frozenset(
+    {MANIFEST, DATA, CONTROL, ATTEMPTS, SYNC, NODES, MEDIA, CHECKPOINTS, SUMS, WHOLE}
+)
 """All that may stand in a run directory, but for hidden names and those of newer versions."""
 
 UNREADY: Final = ".checkpoint-"

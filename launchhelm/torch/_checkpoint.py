@@ -211,7 +211,6 @@ class Checkpoints:
         copy = None if path is None else Path(path).absolute()
         self._require_trusted()
         others, vault = self._others, self._vault
-        id_: str | None = None
         with self._phase(SAVING), _as_checkpoint_error("saved", "Nothing was written."):
             with others.one_mind():
                 problem = payloads.unloadable({} if extra is None else extra, "extra")
@@ -222,28 +221,44 @@ class Checkpoints:
                     )
                 own = _random_state.captured()
             states = self._collected(own)
-            parts_name = self._agreed(new_id()) if sharded else ""
-            directory = self._run.directory / layout.CHECKPOINTS / parts_name if sharded else None
-            parts: dict[str, Any] = {}
-            if self._watched is not None:
-                parts = self._watched.state(self._facts.is_coordinator, self._links, directory)
-            with others.one_mind():
-                if vault is not None:
-                    payload = self._payload(step, {} if extra is None else extra, parts, states)
-                    if parts_name:
-                        payload[payloads.OURS]["parts"] = parts_name
-                    problem = payloads.unloadable(payload, "the checkpoint")
-                    if problem:
-                        raise TypeError(f"{problem}, which cannot be loaded back as data alone")
-                    hidden = vault.write(payload)
-                    try:
-                        if copy is not None:
-                            _copy(hidden, copy)
-                    except BaseException:
-                        discard(hidden)
-                        raise
-                    id_ = new_id()
-                    vault.admit(id_, hidden, payload, self._kept(id_, payload, copy))
+            directory: Path | None = None
+            if sharded:
+                directory = self._run.directory / layout.CHECKPOINTS / self._agreed(new_id())
+            with _gone_on_failure(directory if vault is not None else None):
+                id_ = self._written(step, {} if extra is None else extra, states, directory, copy)
+        return id_
+
+    def _written(
+        self,
+        step: int,
+        extra: Any,
+        states: list[tuple[int, _random_state.State]],
+        directory: Path | None,
+        copy: Path | None,
+    ) -> str | None:
+        """Write the file, on the coordinator, and return its id there. Collective."""
+        others, vault = self._others, self._vault
+        id_: str | None = None
+        parts: dict[str, Any] = {}
+        if self._watched is not None:
+            parts = self._watched.state(self._facts.is_coordinator, self._links, directory)
+        with others.one_mind():
+            if vault is not None:
+                payload = self._payload(step, extra, parts, states)
+                if directory is not None:
+                    payload[payloads.OURS]["parts"] = directory.name
+                problem = payloads.unloadable(payload, "the checkpoint")
+                if problem:
+                    raise TypeError(f"{problem}, which cannot be loaded back as data alone")
+                hidden = vault.write(payload)
+                try:
+                    if copy is not None:
+                        _copy(hidden, copy)
+                except BaseException:
+                    discard(hidden)
+                    raise
+                id_ = new_id()
+                vault.admit(id_, hidden, payload, self._kept(id_, payload, copy))
         return id_
 
     def _agreed(self, word: str) -> str:
@@ -409,6 +424,17 @@ def _as_checkpoint_error(
         if is_changed and poison is not None:
             poison(failed)
         raise failed from error
+
+
+@contextlib.contextmanager
+def _gone_on_failure(directory: Path | None) -> Iterator[None]:
+    """Remove a directory unless all goes well."""
+    try:
+        yield
+    except BaseException:
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
 
 
 def _copy(file: Path, to: Path) -> None:

@@ -100,17 +100,11 @@ def full_state(
     """
     others = Others(links)
     how = kind(model)
-    with others.one_mind():
-        _require_known(model, how)
-        parts: State = {}
-        if how != "fsdp1":
-            parts = {"model": bare_state(model), "optimizer": optimizer.state_dict()}
-            require_whole(parts["optimizer"], optimizer)
     if how == "fsdp1":
         with others.one_mind():
-            parts["model"], parts["optimizer"] = _fsdp1.full_state(peeled(model), optimizer)
-        return (parts["model"], parts["optimizer"]) if is_coordinator else ({}, {})
-    others.require_alike(parts)
+            both = _fsdp1.full_state(peeled(model), optimizer)
+        return both if is_coordinator else ({}, {})
+    parts = own_state(model, optimizer, others)
     doubtful, marks = _doubtful(model, how), list[str]()
     problems: list[str] = []
 
@@ -149,6 +143,20 @@ def require_same(model: torch.nn.Module, state: State, others: Others) -> None:
                     raise ValueError(f"{name} is spread over some of the ranks only")
                 marks.append(f"{name} {_mark(tensor.detach())}")
     others.require_equal(marks, _DOUBT)
+
+
+def own_state(model: torch.nn.Module, optimizer: Any, others: Others) -> State:
+    """Return `model` and `optimizer` as this rank has them, shards as they are. Collective.
+
+    Any but a FullyShardedDataParallel. Raises StateError on all ranks alike where one cannot, where
+    ranks have other names, types or shapes, or where an optimizer's shards would be lost.
+    """
+    with others.one_mind():
+        _require_known(model, kind(model))
+        state = {"model": bare_state(model), "optimizer": optimizer.state_dict()}
+        _require_whole(state["optimizer"], optimizer)
+    others.require_equal(_outline(state), "has other parameters or states than rank 0")
+    return state
 
 
 def load_full_state(
@@ -315,10 +323,6 @@ class Others:
         shown = ", ".join(unlike[:_MOST_SHOWN])
         raise StateError(f"rank {odd[0]} {what}: {shown}")
 
-    def require_alike(self, state: State) -> None:
-        """Raise on all ranks unless all have the same names, types and shapes. Collective."""
-        self.require_equal(_outline(state), "has other parameters or states than rank 0")
-
     def described(self, state: State) -> State:
         """Return the coordinator's state, on other ranks with empty tensors. Collective."""
         if self._links is None:
@@ -354,7 +358,7 @@ def _require_known(model: Any, how: str) -> None:
         raise ValueError(f"{why}; use its own means to save and load.")
 
 
-def require_whole(optimizer_state: State, optimizer: Any) -> None:
+def _require_whole(optimizer_state: State, optimizer: Any) -> None:
     """Refuse what an optimizer keeps for its shard alone, in tensors that do not say so."""
     parameters = _parameters(optimizer)
     for index, kept in optimizer_state["state"].items():

@@ -26,12 +26,11 @@ from launchhelm.torch._sharding import (
     Others,
     State,
     Target,
-    bare_state,
     kind,
     mapped,
     outlined,
+    own_state,
     require_same,
-    require_whole,
 )
 from launchhelm.torch._wrapping import is_dtensor
 
@@ -81,12 +80,9 @@ def save_shards(
     from torch.distributed.checkpoint.state_dict_saver import save
 
     others = Others(links)
-    how = kind(model)
     with others.one_mind():
-        _require_parts(how)
-        state = {"model": bare_state(model), "optimizer": optimizer.state_dict()}
-        require_whole(state["optimizer"], optimizer)
-    others.require_alike(state)
+        _require_parts(kind(model), others.size, process_group)
+    state = own_state(model, optimizer, others)
     require_same(model, state["model"], others)
     with others.one_mind(), _plainly(others.rank):
         writer = FileSystemWriter(directory)
@@ -126,7 +122,7 @@ def load_shards(
     state = others.described({"model": model_outline, "optimizer": optimizer_outline})
     target = Target(model, optimizer)
     with others.one_mind():
-        _require_parts(target.how)
+        _require_parts(target.how, others.size, process_group)
         state = target.fitting(state)
         parts = mapped(state, lambda path, tensor: _empty(tensor, target.like(path)))
         index = read_index(directory)
@@ -210,11 +206,16 @@ def _empty(tensor: torch.Tensor, like: Any) -> torch.Tensor:
     return DTensor.from_local(whole, like.device_mesh, everywhere, run_check=False)
 
 
-def _require_parts(how: str) -> None:
+def _require_parts(how: str, size: int, process_group: dist.ProcessGroup | None) -> None:
     if how in ("fsdp1", "unknown"):
         raise ValueError(
             "sharded=True needs a model of fully_shard, of DTensors, or one that is not sharded; "
             "a FullyShardedDataParallel is saved whole, without sharded=True."
+        )
+    if process_group is None and dist.is_initialized() and dist.get_world_size() != size:
+        raise ValueError(
+            f"sharded=True needs all {dist.get_world_size()} ranks of the job, and init() was "
+            f"given a process_group of {size}."
         )
 
 

@@ -542,7 +542,11 @@ class Trainer:
             tunable.take(value)
 
     def save_checkpoint(
-        self, path: str | os.PathLike[str] | None = None, *, extra: Mapping[str, Any] | None = None
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        extra: Mapping[str, Any] | None = None,
+        sharded: bool = False,
     ) -> str | None:
         """Save the state of this training on all ranks as one checkpoint. Collective.
 
@@ -555,6 +559,9 @@ class Trainer:
         Args:
             path: Also put a copy here, whole when this returns. It is yours.
             extra: More to save: what loads with `weights_only=True`. The coordinator's counts.
+            sharded: For a model that does not fit one host: each rank writes its shards into
+                checkpoints/ of the run directory, which all ranks must see, and waits until they
+                are durable. The artifact holds all else, and names them. They are not synced.
 
         Returns:
             The artifact's id on the coordinator, None elsewhere, and after `finish`.
@@ -566,7 +573,7 @@ class Trainer:
         if self._has_ended:
             _log.warning("launchhelm: save_checkpoint() after finish() saves nothing.")
             return None
-        return self._checkpoints.save(self._step, path, extra)
+        return self._checkpoints.save(self._step, path, extra, sharded=sharded)
 
     def load_checkpoint(
         self, path_or_latest: str | os.PathLike[str] = LATEST, map_location: Any = None

@@ -82,9 +82,17 @@ def second(rank: int, size: int, tell: Tell, root: str, run: str) -> list[Any]:
     assert life.tr.load_checkpoint("latest") == {"epoch": 1}
     assert life.tr.global_step == SAVED
     losses = [life.step() for _ in range(SAVED, LAST)]
-    life.tr.save_checkpoint()
+    id_ = life.tr.save_checkpoint(sharded=True)
+    assert (id_ is None) == (rank != 0)
+    weights = life.weights()
+    life.step()
+    life.tr.load_checkpoint("latest")
+    assert life.weights() == weights and life.tr.global_step == LAST
     life.tr.finish(close_run=False)
-    return [losses, life.weights()]
+    return [losses, weights]
+
+
+# The first attempt saves one whole copy, the second its shards; each is loaded by the next.
 
 
 def test_a_sharded_training_goes_on_to_the_last_bit_after_a_kill_and_on_one_rank_too(
