@@ -22,12 +22,13 @@ from typing import Any, Final, Protocol
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm._ids import new_id
+from launchhelm._left_commands import LeftCommands
 from launchhelm.controls import decide, orders
 from launchhelm.controls.schema import require
 from launchhelm.models import Capability, Document, Scope, timestamp
 from launchhelm.records import CANCEL, FINAL_STATES, FREEZE, ORDERS, UNFREEZE, Command, Outcome
-from launchhelm.store.claims import Claims, Ledger
-from launchhelm.store.inbox import MAX_CLAIMS_PER_POLL, Arrival, Inbox
+from launchhelm.store.claims import Ledger
+from launchhelm.store.inbox import Arrival, Inbox
 from launchhelm.store.layout import CommandName
 from launchhelm.values.names import require_name
 
@@ -41,9 +42,6 @@ was frozen first learns whether a newer attempt has taken over."""
 AHEAD_S: Final = 60.0
 """A scheduled command is taken about so long before its step. Until then it stays in the inbox,
 where the next attempt finds it."""
-
-GRACE_S: Final = 15.0
-"""How long a claim of an earlier coordinator is left alone that may still be alive."""
 
 SLOW_LISTING_S: Final = 0.25
 MAX_POLL_S: Final = 5.0
@@ -157,8 +155,7 @@ class CommandDesk:
         self._in_hand: dict[str, _Held] = {}
         self._states: dict[str, str] = {}
         self._settled: list[tuple[CommandName, Ticket]] = []
-        self._strangers_since: dict[CommandName, float] = {}
-        self._closed_strangers: set[CommandName] = set()
+        self._left = LeftCommands(ledger) if ledger is not None else None
         self._passed_at = -CLAIM_WHILE_PASSED_S
         self._polled_at = clock.monotonic()
         self._is_closed = False
@@ -497,51 +494,15 @@ class CommandDesk:
             self._drop(held, "rejected", "runtime_restart", "A newer attempt has taken over.")
 
     def _resolve(self, strangers: list[CommandName], inbox: Inbox, now: float) -> None:
-        """Close what earlier coordinators left open; only the newest coordinator does.
-
-        A file in the name of a process that never was is closed in the same way.
-        """
-        left = [file for file in strangers if file not in self._closed_strangers]
-        if not left or self._ledger is None or inbox.is_superseded():
+        """Close what earlier coordinators left open; only the newest coordinator does."""
+        if self._left is None:
             return
-        from launchhelm.views.liveness import process_is_gone  # Only after a restart.
-
-        self._ledger.refresh()
-        for file in left[:MAX_CLAIMS_PER_POLL]:
-            assert file.taken_by is not None
-            if self._ledger.state(file.command) in FINAL_STATES:
-                inbox.remove(file)  # Only its removal was left to do.
-                continue
-            if file.command in self._states:
-                self._closed_strangers.add(file)
+        for file, outcome in self._left.close(strangers, inbox, now, self._states):
+            if outcome is None:
                 self._note_repeat(file, self._states[file.command])
                 continue
-            claims = self._ledger.of(file.taken_by)
-            state = claims.state.get(file.command, "")
-            since = self._strangers_since.setdefault(file, now)
-            opening = self._ledger.opening(file.taken_by)
-            if claims.has_ended or process_is_gone(opening) or now - since > GRACE_S:
-                self._close_stranger(file, claims, state, inbox)
-
-    def _close_stranger(self, file: CommandName, claims: Claims, state: str, inbox: Inbox) -> None:
-        command = inbox.read(file)
-        outcome = Outcome(
-            file.command,
-            "outcome_unknown" if state == "applying" else "rejected",
-            code="runtime_restart",
-            message=(
-                "The process that applied it is gone; whether it took effect is not known."
-                if state == "applying"
-                else "The process that had taken it is gone; it was not applied."
-            ),
-            name=claims.name.get(file.command, "") or (command.name if command else ""),
-            issued_by=command.issued_by if command else "",
-            reason=command.reason if command else "",
-            server=command.server if command else {},
-        )
-        self._states[file.command] = outcome.state
-        self._closed_strangers.add(file)
-        self._settled.append((file, self._recorder.append_urgent("oc", outcome.body())))
+            self._states[file.command] = outcome.state
+            self._settled.append((file, self._recorder.append_urgent("oc", outcome.body())))
 
     # Shared by both sides.
 

@@ -89,4 +89,4 @@ def judge(
 def _not_within(valid_s: float) -> str:
     if valid_s >= 120:
         return f"It was not applied within {valid_s / 60:g} minutes."
-    return f"It was not applied within {valid_s:g} seconds."
+    return f"It was not applied within {valid_s:g} second{'s' * (valid_s != 1)}."

@@ -262,7 +262,7 @@ def test_a_scheduled_command_is_taken_back(told: Told) -> None:
     ("what", "beforehand", "why"),
     [
         ("too late", "step 1 has passed", "Valid up to step 1;"),
-        ("stale", "", "It was not applied within 1 seconds."),
+        ("stale", "", "It was not applied within 1 second."),
     ],
 )
 def test_a_command_that_cannot_come_in_time_expires_and_says_why(

@@ -8,6 +8,7 @@ import io
 import logging
 import math
 import pickle
+import resource
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -216,6 +217,29 @@ def test_losses_and_their_graphs_are_let_go(trainer: lht.Trainer) -> None:
     assert not any(reference() is not None for reference in alive)
 
 
+@pytest.mark.parametrize("steps", [60, pytest.param(2000, marks=pytest.mark.stress)])
+def test_memory_stays_flat_while_each_loss_carries_a_large_graph(
+    trainer: lht.Trainer, steps: int
+) -> None:
+    """Of 10 MB for each step; what is kept of a loss at most until the next step."""
+
+    def resident_mb() -> float:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * resource.getpagesize() / 1e6
+
+    weight = torch.ones(2_500_000, requires_grad=True)
+    before: weakref.ref[Any] | None = None
+    for step in range(steps):
+        loss = (weight * 2).square().sum()
+        trainer.step(loss=loss)
+        assert before is None or before() is None
+        before = weakref.ref(loss)
+        del loss
+        if step == 10:
+            grown_from = resident_mb()
+    assert resident_mb() - grown_from < 20
+
+
 def test_values_on_a_device_are_fetched_by_the_recorder(
     trainer: lht.Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,8 +278,8 @@ def test_only_what_exists_is_advertised(trainer: lht.Trainer) -> None:
         eval_fn=lambda: None,
     )
     trainer.tunable("gain", 0.5)
-    there_are = ["ping", "lr", "weight_decay", "grad_clip", "dropout", "eval", "set_gain"]
-    assert list(trainer.capabilities) == there_are
+    there_are = ["ping", "lr", "weight_decay", "grad_clip", "dropout", "checkpoint", "eval"]
+    assert list(trainer.capabilities) == [*there_are, "set_gain"]
     offered = [record.body["name"] for record in records(on_disk(trainer), "cap")]
     assert offered == there_are
 
