@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from launchhelm.torch._shards import read_index
-from tests.support.ranks import run_ranks
+from tests.support.ranks import Ranks, run_ranks
 
 DEADLINE_S = 120.0
 KINDS = {4: ("flat", "hsdp"), 2: ("ddp", "fsdp1", "flat", "part", "compiled")}
@@ -312,3 +313,52 @@ def test_no_code_of_an_index_is_run(
     with pytest.raises(ValueError, match="no index of a checkpoint"):
         read_index(tmp_path)
     assert not Path("executed").exists()
+
+
+def broken(rank: int, size: int, tell: Tell, dies: bool) -> list[Any]:
+    """Rank 1 fails, or dies, when it puts the second tensor together."""
+    import os
+    import time
+    from datetime import timedelta
+
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    from launchhelm.errors import Unavailable
+    from launchhelm.torch._collective import make_links
+    from launchhelm.torch._sharding import StateError, full_state
+
+    links = make_links()
+    group: Any = dist.new_group(timeout=timedelta(seconds=3))
+    model = build(seed=0)
+    fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"))
+    put_together, count = DTensor.full_tensor, 0
+
+    def whole(tensor: Any) -> Any:
+        nonlocal count
+        count += 1
+        if rank == 1 and count == 2:
+            if dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError("no memory left")
+        return put_together(tensor)
+
+    DTensor.full_tensor = whole  # type: ignore[method-assign]
+    since = time.monotonic()
+    with pytest.raises((StateError, Unavailable)) as caught:
+        full_state(model, sgd(model), is_coordinator=rank == 0, links=links)
+    return [str(caught.value), time.monotonic() - since]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_rank_that_fails_or_dies_between_two_tensors_keeps_nobody_waiting(dies: bool) -> None:
+    """Beyond the timeout of the mesh's group, which is 3 s here."""
+    with Ranks(broken, 2, deadline_s=DEADLINE_S, dies=dies) as ranks:
+        left, other = ranks.wait()
+    assert (left.code, other.code) == (0, -signal.SIGKILL if dies else 0), (left, other)
+    said, waited_s = left.value
+    assert "rank 1" in said and waited_s < 30.0
+    if not dies:
+        assert said == other.value[0] and "rank 1: OSError: no memory left" in said
