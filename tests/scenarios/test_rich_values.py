@@ -322,7 +322,7 @@ def test_parts_of_a_run_are_sent_alone(
     assert points(client, run.run_id, "notes") == []
     run.log({"loss": 0.5})
     run.flush(delivered=False)
-    sync(run.directory, "--only", "media")
+    assert sync(run.directory, "--only", "media")["bytes"] > len(Image(PIXELS).blobs()[0].data)
     assert len(points(client, run.run_id, "loss")) == 1
     assert len(shown(client, run.run_id, "frames", into)) == 1
     assert len(points(client, run.run_id, "notes")) == 1
