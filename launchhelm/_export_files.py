@@ -132,7 +132,11 @@ class _JsonLines:
         cells = {
             name: cell for name, cell in zip(self._names, row, strict=True) if cell is not None
         }
-        self._file.write(_json(cells).encode("ascii") + b"\n")
+        try:
+            line = _ASCII.encode(cells)
+        except ValueError:  # A number that JSON has not.
+            line = _ASCII.encode(plain(cells))
+        self._file.write(line.encode("ascii") + b"\n")
 
     def close(self) -> None:
         pass
@@ -197,11 +201,7 @@ class _Parquet:
 # --- cells ----------------------------------------------------------------------------------------
 
 
-def _json(value: Any) -> str:
-    return _ENCODER.encode(plain(value))
-
-
-_ENCODER: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+_ASCII: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def _value_text(value: Any) -> str:
