@@ -214,6 +214,28 @@ def test_control_every_applies_at_every_third_call_whatever_the_step_numbers() -
     assert all(step % 21 == 0 for step in at)
 
 
+def _later_steps(rank: int, size: int, tell: Any) -> Any:
+    paced = Loop([fields(command("lr", 200, value=0.5)), fields(command("lr", 330, value=0.6))])
+    third = Loop([fields(command("lr", 200, value=0.5))], control_every=3)
+    for step in range(1, 400):
+        paced.step(step, 0.003)
+        third.step(step, 0.0)
+    paced.exchange.finish()
+    third.exchange.finish()
+    return [paced.report(), third.report()]
+
+
+def test_a_command_for_a_later_step_lands_on_all_ranks_at_just_that_step() -> None:
+    ended = run_ranks(_later_steps, 2)
+    paced, third = ended[0].value
+    at = [outcome["applied_at"]["step"] for outcome in paced["outcomes"] + third["outcomes"]]
+    assert at == [200, 330, 201], "of every third call, the first that is not before it"
+    for one in ended:
+        for report, first in zip(one.value, (200, 201), strict=True):
+            assert report["seen"][str(first - 1)] == [0.1, 1.0]
+            assert report["seen"][str(first)] == [0.5, 1.0]
+
+
 def _other_steps(rank: int, size: int, tell: Any, commands: Any) -> Any:
     loop = Loop(commands, control_every=2)
     loop.steps(1 + rank, 40 + rank)
