@@ -159,16 +159,18 @@ class _Copy:
     def _data_once(self) -> list[str]:
         """Copy what one listing shows; return the journals in which a line is not whole."""
         torn, names = [], set()
-        with _opened(self._source / layout.DATA, _FOLDER) as folder:
-            for listed in sorted(filter(layout.parse_segment, os.listdir(folder))):
+        data = self._source / layout.DATA
+        with _opened(data, _FOLDER) as folder:
+            # One listing alone may miss a file that takes another name while it is made.
+            found = {*os.listdir(folder), *os.listdir(data)}
+            for listed in sorted(filter(layout.parse_segment, found)):
                 name = listed
                 try:
                     is_torn = self._segment(folder, name)
                 except OSError as error:
                     # It was sealed meanwhile. What is sealed holds all that the journal held.
                     name = listed.removesuffix(".jsonl") + ".db"
-                    again = os.listdir(self._source / layout.DATA)
-                    if not has_vanished(error) or name == listed or name not in again:
+                    if not has_vanished(error) or name == listed or name not in os.listdir(data):
                         raise
                     is_torn = self._segment(folder, name)
                 names.add(f"{layout.DATA}/{name}")
@@ -210,13 +212,12 @@ class _Copy:
                     self._note_problems([f"{prefix}{name} is a link; it was left out"])
             for name in names:
                 # A checkpoint that is not ready yet has a hidden name, and a record that names it.
-                is_hidden = name[0] == "." and not (
-                    below == layout.MEDIA and name.startswith(layout.UNREADY) and with_unready
-                )
-                if not is_hidden and name not in skipped:
-                    # A name that is gone by now was no part of any record: those stay.
-                    with suppress(FileNotFoundError):
-                        self._file(folder, name, prefix + name)
+                is_unready = below == layout.MEDIA and name.startswith(layout.UNREADY)
+                if name in skipped or (name[0] == "." and not (is_unready and with_unready)):
+                    continue
+                # A name that is gone by now was no part of any record: those stay.
+                with suppress(FileNotFoundError):
+                    self._file(folder, name, prefix + name)
         self._forget_others("")
 
     def check(self, named: frozenset[str]) -> None:
