@@ -13,12 +13,20 @@ import pytest
 import torch
 
 from launchhelm.cli import main
+from launchhelm.records import Command
+from launchhelm.store import inbox
 from launchhelm.store.media import path_of
-from tests.support.journals import only_run, records, series, wait_until
+from tests.support.journals import final_outcomes, only_run, records, series, wait_until
 from tests.support.ranks import Ranks
 
 LIMIT = 1e-3
 RATE = 1e-4
+ORDERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "1-clip": ("grad_clip", {"max_norm": LIMIT}),
+    "2-saved": ("checkpoint", {}),
+    "3-off": ("grad_clip", {}),
+    "4-stop": ("stop", {}),
+}
 
 
 class Net(torch.nn.Module):
@@ -126,56 +134,47 @@ def train_lightning(rank: int, size: int, tell: Any, root: str) -> list[list[flo
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("body", [train_hf, train_lightning], ids=["hugging face", "lightning"])
 def test_two_ranks_take_each_command_at_one_step_and_end_well(body: Any, tmp_path: Path) -> None:
-    def control(*words: str) -> dict[str, Any]:
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-            root = str(tmp_path / "runs")
-            code = main(["--root", root, "control", "latest", *words, "--timeout=90", "--json"])
-        assert code == 0, out.getvalue()
-        document: dict[str, Any] = json.loads(out.getvalue())
-        return document
-
+    root = tmp_path / "runs"
     with Ranks(body, 2, root=str(tmp_path), deadline_s=240.0) as ranks:
         for rank in range(2):
             ranks.wait_for(rank, "ready")
-        run = only_run(tmp_path / "runs")
+        run = only_run(root)
         wait_until(
             lambda: "stop" in {it.body["name"] for it in records(run, "cap")}, "the controls"
         )
-        said = {
-            word: control(*words)
-            for word, *words in (
-                ("lr", "lr", "scale=0.5"),
-                ("clip", "grad_clip", f"max_norm={LIMIT}"),
-                ("saved", "checkpoint"),
-                ("off", "grad_clip", "max_norm=null"),
-                ("stop", "stop"),
-            )
-        }
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+            words = ["control", "latest", "lr", "scale=0.5", "--timeout=90", "--json"]
+            assert main(["--root", str(root), *words]) == 0
+        said = json.loads(out.getvalue())
+        for name, (control, payload) in ORDERS.items():
+            inbox.send(run, Command(name, control, payload))
         ended = ranks.wait()
     assert [one.code for one in ended] == [0, 0], "\n".join(one.stderr for one in ended)
-    assert {it["applied_on"] for it in said.values()} == {2}
-    at = {word: int(it["applied_at"]["step"]) for word, it in said.items()}
+    outcomes = {name: final_outcomes(run)[name][0] for name in ORDERS}
+    assert {it.applied_on for it in outcomes.values()} | {said["applied_on"]} == {2}, outcomes
+    at = {name: int(it.applied_at["step"]) for name, it in outcomes.items()}
+    at["lr"] = int(said["applied_at"]["step"])
 
     # Gradients are the mean over both ranks, so all that either of them saw is equal.
     rows = ended[0].value
     assert rows == ended[1].value
-    assert [int(step) for step, _, _ in rows] == list(range(1, at["stop"] + 1))
+    assert [int(step) for step, _, _ in rows] == list(range(1, at["4-stop"] + 1))
     assert all(rate == (RATE if step <= at["lr"] else RATE / 2) for step, rate, _ in rows)
-    clipped = [norm for step, _, norm in rows if at["clip"] < step <= at["off"]]
+    clipped = [norm for step, _, norm in rows if at["1-clip"] < step <= at["3-off"]]
     assert clipped and max(clipped) <= LIMIT * 1.001
-    assert min(norm for step, _, norm in rows if step <= at["clip"]) > 10 * LIMIT
+    assert min(norm for step, _, norm in rows if step <= at["1-clip"]) > 10 * LIMIT
 
     (art,) = records(run, "art")
-    assert art.step == at["saved"]
+    assert art.step == at["2-saved"]
     if body is train_hf:
-        assert [step for step, _ in series(run, "hf_checkpoint")] == [at["saved"]]
+        assert [step for step, _ in series(run, "hf_checkpoint")] == [at["2-saved"]]
         with tarfile.open(path_of(run, str(art.body["sha256"]))) as tar:
             names = {Path(name).name for name in tar.getnames()}
         assert {"optimizer.pt", "rng_state_0.pth", "rng_state_1.pth"} <= names
     else:
         found = torch.load(path_of(run, str(art.body["sha256"])), weights_only=False)
-        assert found["global_step"] == at["saved"]
+        assert found["global_step"] == at["2-saved"]
         assert [step for step, _ in series(run, "loss_step", rank=0)] == [s for s, _, _ in rows]
     for rank in range(2):
         (close,) = records(run, "close", rank=rank)

@@ -23,7 +23,7 @@ from tests.support.journals import final_outcomes, only_run, records, series
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pl = pytest.importorskip("lightning.pytorch")
-    from launchhelm.torch.lightning import LaunchHelmCallback, _clip
+    from launchhelm.torch.lightning import LaunchHelmCallback, _Checkpoint, _clip
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -311,6 +311,24 @@ def test_a_limit_is_refused_where_lightning_would_not_clip_to_a_norm() -> None:
     assert "clips by value" in clip.problem(wanted)
     module.automatic_optimization = False
     assert "manual optimization" in clip.problem(wanted)
+
+
+def test_a_rank_that_cannot_save_leaves_no_other_at_the_barrier() -> None:
+    met: list[str] = []
+
+    def fails(path: Path) -> None:
+        raise OSError("the disk is full")
+
+    trainer = SimpleNamespace(
+        checkpoint_callback=None,
+        default_root_dir="somewhere",
+        global_step=3,
+        save_checkpoint=fails,
+        strategy=SimpleNamespace(barrier=met.append),
+    )
+    with pytest.raises(OSError, match="full"):
+        _Checkpoint(trainer, lambda path: met.append("kept")).apply({})
+    assert met == ["launchhelm"]
 
 
 def test_wrong_arguments_are_refused_when_the_callback_is_made() -> None:
