@@ -33,6 +33,10 @@ _WINDOW_S = 0.2
 """A command travels in less time than this, and in fewer than 40 calls."""
 _ASSUMED_HOP_US = 50.0
 """One message between two hosts by TCP, both sides awake."""
+_ASSUMED_ROW_US = 10.0
+"""What rank 0 spends on one row that comes in."""
+_ASSUMED_BYTES_PER_US = 1000.0
+"""Of a TCP connection."""
 
 
 def measure(
@@ -47,6 +51,7 @@ def measure(
 
     began = time.perf_counter()
     desk = ScriptedDesk([])
+    desk.upcoming = lambda step: None  # type: ignore[method-assign]  # None is for a later step.
     exchange = Exchange(
         links=make_links(),
         desk=desk if rank == 0 else None,
@@ -115,17 +120,18 @@ def window_of(step_s: float) -> int:
 
 
 def hop_us(rank: int, size: int, tell: Any, rounds: int) -> float:
-    """Return the median of one gather between two ranks that are both awake: one hop."""
+    """Return half the median of one gather between two ranks that are both awake: one hop."""
     from launchhelm.torch._collective import make_links
+    from launchhelm.torch._wire import ROW_BYTES
 
     links = make_links()
     assert links is not None
     times = []
     for _ in range(rounds):
         start = time.perf_counter()
-        links.gather(bytes(296))
+        links.gather(bytes(ROW_BYTES))
         times.append((time.perf_counter() - start) * 1e6)
-    return statistics.median(times)
+    return statistics.median(times) / 2  # There, and back.
 
 
 def bare_call_us() -> float:
@@ -146,11 +152,14 @@ def bare_call_us() -> float:
 def modelled(ranks: int, hop: float) -> tuple[float, float]:
     """Return milliseconds of an idle exchange and of a command on so many ranks.
 
-    Gloo's broadcast is a binomial tree, its all-gather a ring. An idle exchange is one broadcast;
-    a command is four (that it is there, its body, when, and the packet after it) and two gathers.
+    A packet is one broadcast, which gloo does in a binomial tree; a command is two packets and two
+    gathers: a row of every rank to rank 0, and all rows back by a broadcast.
     """
-    tree = math.ceil(math.log2(ranks)) * hop
-    return tree / 1e3, (4 * tree + 2 * (ranks - 1) * hop) / 1e3
+    depth, row_bytes = math.ceil(math.log2(ranks)), 296
+    packet = depth * hop
+    back = depth * (hop + ranks * row_bytes / _ASSUMED_BYTES_PER_US)
+    gather = hop + (ranks - 1) * _ASSUMED_ROW_US + back
+    return packet / 1e3, 2 * (packet + gather) / 1e3
 
 
 def row_of(size: int, step_ms: float, ended: list[Any]) -> str:

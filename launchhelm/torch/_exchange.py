@@ -10,10 +10,8 @@ Nothing but DivergedStateError leaves `on_call`: any failure of our own ends con
 
 from __future__ import annotations
 
-import statistics
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -103,7 +101,6 @@ class Exchange:
         self._now = clock.monotonic
         self._pace = Pace()
         self._tick = self._pace.ticks.append
-        self._waits_ms: deque[float] = deque(maxlen=16)
         self._task: Task | None = None
         self._phase_before = ""
         self._told: set[str] = set()
@@ -266,10 +263,12 @@ class Exchange:
         start = time.perf_counter()
         data = self._links.receive()
         wait_ms = (time.perf_counter() - start) * 1e3
-        self._waits_ms.append(wait_ms)
         self.status.last_wait_ms = wait_ms
-        self._progress.exchange_wait_ms = statistics.median(self._waits_ms)
-        self._progress.step_time_ms = self._pace.step_s * 1e3
+        self._progress.exchange_wait_ms = wait_ms
+        ticks = self._pace.ticks
+        step_s = (ticks[-1] - ticks[0]) / max(len(ticks) - 1, 1)
+        if step_s == step_s:  # No NaN, as after a pause.
+            self._progress.step_time_ms = step_s * 1e3
         packet, body = unpack(data) or (None, b"")
         if packet is None:
             return Lost(Cause("serial", (), "the coordinator speaks another version"))
@@ -329,8 +328,10 @@ class Exchange:
             durable = False  # It was taken early, and now its step must come first.
         if self._links is None:
             return Looked(None, durable, overdue, at=self._call + calls)
-        soon = max(1, min(self._pace.soon(), calls - 2)) if calls > 0 else self._pace.soon()
-        return Looked(None, durable, overdue, self._interval(), soon, at=self._call + calls)
+        interval, soon = self._interval(), self._pace.soon()
+        if calls > 0:
+            soon = max(1, min(soon, calls - 2))
+        return Looked(None, durable, overdue, interval, soon, at=self._call + calls)
 
     def _lead(self) -> int:
         """Return how many calls after its announcement a command can surely be applied."""

@@ -90,18 +90,13 @@ def make_group(store: Store, name: str, rank: int, size: int, limit_s: float) ->
     return group
 
 
-_recent: deque[Work] = deque()
-"""The last operations of this process, each with one reference too many."""
-
-
 def kept(work: Work) -> Work:
     """Keep an operation until several later ones have begun, and for good unless it completed."""
-    _immortal(work)
     _recent.append(work)
     if len(_recent) > _KEPT_OPERATIONS:
         oldest = _recent.popleft()
-        if oldest.is_completed():
-            ctypes.pythonapi.Py_DecRef(ctypes.py_object(oldest))
+        if not oldest.is_completed():
+            _endless.append(oldest)
     return work
 
 
@@ -115,5 +110,12 @@ def completes(work: Work, limit_s: float) -> bool:
 
 
 def _immortal(thing: object) -> None:
-    """Add one reference too many, so that its C++ side is never destructed (see above)."""
+    """Add one reference too many, so that it and what it holds are never destructed (see above)."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+_recent: deque[Work] = deque()
+"""The last operations of this process."""
+_endless: deque[Work] = deque()
+_immortal(_recent)
+_immortal(_endless)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -24,26 +23,17 @@ class Pace:
     interval: int = 1
     ticks: deque[float] = field(default_factory=lambda: deque(maxlen=65))
     """When the last calls were; their differences are the steps. Every call appends its time."""
+    step_s: float = 0.0
+    """The median of recent steps, when it was needed last."""
     _seen: tuple[int, int] | None = None
 
     def rest(self) -> None:
         """Let the time until the next call count for nothing."""
         self.ticks.append(math.nan)
 
-    @property
-    def steps_s(self) -> list[float]:
-        """Seconds of recent steps."""
-        taken = (now - before for before, now in itertools.pairwise(self.ticks))
-        return [each for each in taken if each == each]  # No NaN.
-
-    @property
-    def step_s(self) -> float:
-        """The median of recent steps, in seconds."""
-        return statistics.median(self.steps_s or [0.0])
-
     def next_interval(self) -> int:
         """Decide the interval that follows the current one."""
-        slowest_s = max(self.steps_s, default=self.limit_s)
+        slowest_s = self._measure()
         most = min(2 * self.interval, self.most, self.limit_s / max(slowest_s, 1e-9))
         self.interval = max(1, int(min(most, self.target_s / max(self.step_s, 1e-9))))
         return self.interval
@@ -54,7 +44,17 @@ class Pace:
 
     def lead(self) -> int:
         """Return how many calls after its announcement a command can surely be applied."""
+        self._measure()
         return 3 * self._calls_in(self.soon_s) + 1
+
+    def _measure(self) -> float:
+        """Find out how long steps take; returns the slowest of the recent ones."""
+        taken = [now - before for before, now in itertools.pairwise(self.ticks)]
+        taken = sorted(each for each in taken if each == each)  # No NaN.
+        if not taken:
+            return self.limit_s
+        self.step_s = taken[len(taken) // 2]
+        return taken[-1]
 
     def _calls_in(self, seconds: float) -> int:
         return max(1, min(self.most, round(seconds / max(self.step_s, 1e-9))))

@@ -11,6 +11,7 @@ MAX_BODY_BYTES: Final = 64 << 10
 MAX_TEXT_BYTES: Final = 256
 
 _MAGIC: Final = 0x4C49
+_KINDS: Final = {int(kind): kind for kind in Kind}
 _PACKET: Final = struct.Struct(f"<8q{INLINE_BYTES}s")
 _ROW: Final = struct.Struct(f"<qqqqq{MAX_TEXT_BYTES}s")
 PACKET_BYTES: Final = _PACKET.size
@@ -28,9 +29,9 @@ def pack(packet: Packet, body: bytes = b"") -> bytes:
 def unpack(data: bytes) -> tuple[Packet, bytes] | None:
     """Return a packet and the body in it; None for what another version sent."""
     magic, serial, kind, next_due, command, size, apply_call, length, body = _PACKET.unpack(data)
-    if magic != _MAGIC or kind not in list(Kind):
+    if magic != _MAGIC or kind not in _KINDS:
         return None
-    return Packet(serial, Kind(kind), next_due, command, size, apply_call), body[:length]
+    return Packet(serial, _KINDS[kind], next_due, command, size, apply_call), body[:length]
 
 
 def pack_row(row: Row) -> bytes:
