@@ -10,7 +10,7 @@ Everything here runs on the training thread; what is left for another is in `_ch
 from __future__ import annotations
 
 import contextlib
-import io
+import json
 import os
 import shutil
 import time
@@ -18,17 +18,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from launchhelm._ids import new_id
-from launchhelm.errors import LaunchHelmError, NotFound, Unavailable
+from launchhelm.errors import LaunchHelmError, NotFound, StorageError, Unavailable
 from launchhelm.records import Outcome
 from launchhelm.run import Run
 from launchhelm.store import layout, media
 from launchhelm.torch import _checkpoint_payload as payloads
 from launchhelm.torch import _checkpoint_rates, _random_state
 from launchhelm.torch._built_in import BuiltIn
-from launchhelm.torch._checkpoint_vault import Vault, discard
+from launchhelm.torch._checkpoint_vault import OWN, Vault, discard
 from launchhelm.torch._collective import Links
 from launchhelm.torch._participant import RankFacts
 from launchhelm.torch._sharding import (
@@ -171,6 +169,7 @@ class Checkpoints:
         self._tunables = tunables
         self._take_tunables = take_tunables
         self._watched: Watched | None = None
+        self._is_changing = False
         self._vault = Vault(run, notice) if facts.is_coordinator else None
 
     def watch(self, model: Any, optimizer: Any, scheduler: Any, scaler: Any) -> None:
@@ -208,11 +207,12 @@ class Checkpoints:
         """Save at a step; see `Trainer.save_checkpoint`. Collective."""
         if sharded and path is not None:
             raise ValueError("sharded=True writes into the run directory; give no path with it.")
-        copy = None if path is None else Path(path).absolute()
-        self._require_trusted()
         others, vault = self._others, self._vault
-        with self._phase(SAVING), _as_checkpoint_error("saved", "Nothing was written."):
+        with self._phase(SAVING), self._as_checkpoint_error("saved", "Nothing was written."):
             with others.one_mind():
+                if self.failure is not None:
+                    raise self.failure
+                copy = None if path is None else Path(path).absolute()
                 problem = payloads.unloadable({} if extra is None else extra, "extra")
                 if problem:
                     raise TypeError(
@@ -247,7 +247,8 @@ class Checkpoints:
                 payload = self._payload(step, extra, parts, states)
                 if directory is not None:
                     payload[payloads.OURS]["parts"] = directory.name
-                problem = payloads.unloadable(payload, "the checkpoint")
+                # Those of thousands of ranks take seconds to look through, and are ours.
+                problem = payloads.unloadable({**payload, "rng_by_rank": None}, "the checkpoint")
                 if problem:
                     raise TypeError(f"{problem}, which cannot be loaded back as data alone")
                 hidden = vault.write(payload)
@@ -269,11 +270,9 @@ class Checkpoints:
         """Return the random states of all ranks on the coordinator. Collective."""
         if self._links is None:
             return [(self._facts.rank, own)]
-        buffer = io.BytesIO()
-        torch.save({"rank": self._facts.rank, "rng": own}, buffer)
-        rows = self._links.collect(buffer.getvalue())
-        states = [torch.load(io.BytesIO(row), weights_only=True) for row in rows]
-        return [(state["rank"], state["rng"]) for state in states]
+        body = json.dumps([self._facts.rank, _random_state.packed(own)]).encode()
+        rows = [json.loads(row) for row in self._links.collect(body)]
+        return [(rank, _random_state.unpacked(state)) for rank, state in rows]
 
     def _payload(
         self,
@@ -299,7 +298,7 @@ class Checkpoints:
 
     def _kept(self, id_: str, payload: payloads.Payload, copy: Path | None) -> dict[str, Any]:
         return {
-            "launchhelm.torch": {
+            OWN: {
                 "step": payload["step"],
                 "artifact": id_,
                 "path": "" if copy is None else str(copy),
@@ -314,7 +313,7 @@ class Checkpoints:
         """Load; see `Trainer.load_checkpoint`. Collective. Returns step and extra."""
         others = self._others
         unchanged = "Nothing of this training was changed."
-        with self._phase(LOADING), _as_checkpoint_error("loaded", unchanged, self._poison):
+        with self._phase(LOADING), self._as_checkpoint_error("loaded", unchanged):
             path, sha256 = self._located(source)
             with others.one_mind():
                 if self._facts.is_coordinator:
@@ -330,6 +329,7 @@ class Checkpoints:
                 exact = _mapping(ours.get("rates"))
                 rates = self._built_in.rates
                 parts = _checkpoint_rates.exactly(rates, payload, exact)
+            self._is_changing = True
             watched = self._watched
             if watched is not None:
                 name = Path(str(ours.get("parts", ""))).name
@@ -340,9 +340,9 @@ class Checkpoints:
                     if parts.get(name) is not None:
                         each.load_state_dict(parts[name])
                 _checkpoint_rates.adopt(rates, exact)
-                control = _mapping(payload.get("control"))
-                self._built_in.clipping.limit = control.get("grad_clip")
-                self.rate_history = list(control.get("lr_history") or ())
+                if "control" in payload:
+                    self._built_in.clipping.limit = payload["control"].get("grad_clip")
+                    self.rate_history = list(payload["control"].get("lr_history") or ())
                 if payloads.OURS in payload:
                     self._built_in.sites.put(_mapping(ours.get("dropout")))
                 self._take_tunables(_mapping(payload.get("tunables")))
@@ -385,13 +385,6 @@ class Checkpoints:
 
     # For both.
 
-    def _require_trusted(self) -> None:
-        if self.failure is not None:
-            raise self.failure.with_traceback(None)
-
-    def _poison(self, error: CheckpointError) -> None:
-        self.failure = error
-
     @contextlib.contextmanager
     def _phase(self, phase: str) -> Iterator[None]:
         """Let heartbeats say what this rank does."""
@@ -405,25 +398,26 @@ class Checkpoints:
         finally:
             progress.phase, progress.phase_since = before, time.monotonic()
 
-
-@contextlib.contextmanager
-def _as_checkpoint_error(
-    what: str, kept: str, poison: Callable[[CheckpointError], object] | None = None
-) -> Iterator[None]:
-    """Raise whatever all ranks learnt of together as the one error of checkpoints."""
-    try:
-        yield
-    except (StateError, Unavailable) as error:
-        is_changed = isinstance(error, StateError) and error.is_changed
-        message = error.message if isinstance(error, Unavailable) else f"{error}."
-        failed = CheckpointError(
-            f"The checkpoint could not be {what}: {message}",
-            kept="The state of this training may be half restored." if is_changed else kept,
-            remedy="Load a good checkpoint before you go on." if is_changed else "",
-        )
-        if is_changed and poison is not None:
-            poison(failed)
-        raise failed from error
+    @contextlib.contextmanager
+    def _as_checkpoint_error(self, what: str, kept: str) -> Iterator[None]:
+        """Raise whatever all ranks learnt of together as the one error of checkpoints."""
+        self._is_changing = False
+        try:
+            yield
+        except (StateError, StorageError, Unavailable) as error:
+            is_changed, message = self._is_changing, f"{error}."
+            if isinstance(error, StateError):
+                is_changed = error.is_changed
+            else:  # A rank is gone, and nobody knows how far it came.
+                message, kept = error.message, "" if what == "saved" else kept
+            failed = CheckpointError(
+                f"The checkpoint could not be {what}: {message}",
+                kept="The state of this training may be half restored." if is_changed else kept,
+                remedy="Load a good checkpoint before you go on." if is_changed else "",
+            )
+            if is_changed:
+                self.failure = failed
+            raise failed from error
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ package knows stands under one more key, which others ignore.
 from __future__ import annotations
 
 import io
+import json
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -87,8 +88,11 @@ def problem(payload: object) -> str:
     limit = control.get("grad_clip")
     if limit is not None and not (is_number(limit) and limit > 0):
         return f"its grad_clip is {str(limit)[:80]}"
-    if not isinstance(control.get("lr_history") or [], list):
-        return "its lr_history is no list"
+    try:
+        json.dumps(control.get("lr_history"))
+        len(control.get("lr_history") or [])
+    except (TypeError, ValueError):
+        return "its lr_history is no list of plain values"
     why = _problem_of_optimizer(payload.get("optimizer") or {}) or _problem_of_ours(payload)
     if why:
         return why

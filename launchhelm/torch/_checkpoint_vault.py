@@ -34,6 +34,8 @@ METRIC: Final = "checkpoint"
 """Its value at a step is the id of the checkpoint of that step."""
 
 EVENT: Final = "checkpoint"
+OWN: Final = "launchhelm.torch"
+"""In what a run keeps: which checkpoint a resume begins with."""
 
 _LAST_LOOK_S: Final = 3.0
 """How long the end of a run waits for a file that is being loaded back; that cannot be stopped."""
@@ -80,7 +82,9 @@ class Vault:
         self._newest: Job | None = None
         self._ready: tuple[str, str] | None = None
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
         self._stop = False
+        self._is_loading = False
 
     # On the training thread.
 
@@ -160,9 +164,11 @@ class Vault:
                 f'of the run. The next attempt does that in load_checkpoint("latest"): '
                 f"{job.path.name}."
             )
-        self._stop = True
-        # Python must not end while torch loads a file on a thread.
-        job.over.wait(_LAST_LOOK_S)
+        with self._lock:
+            self._stop = True
+        if self._is_loading:
+            # Python must not end while torch loads a file on a thread.
+            job.over.wait(_LAST_LOOK_S)
 
     # On the thread, and for what an earlier attempt left.
 
@@ -176,49 +182,62 @@ class Vault:
 
     def _make_ready(self, job: Job) -> None:
         try:
-            sha256, size = self._verified(job.path)
-            media.reveal(job.path, sha256)
-            job.path = job.path.with_name(sha256)
+            stored = self._verified(job.path)
+            # Durable before the file has its name: whoever is killed now leaves the digest.
+            self._keep(job, stored.sha256)
+            with self._lock:
+                self._require_going()
+                media.reveal(job.path, stored.sha256)
+                self._record(job, stored)
         except _Stopped:
             return
         except Exception as error:  # Training goes on; what cannot be used is said, and removed.
             self._give_up(job, error)
-            return
-        job.sha256 = sha256
-        self._record(job, size)
-        self._ready = (job.id, sha256)
 
-    def _verified(self, path: Path) -> tuple[str, int]:
+    def _verified(self, path: Path) -> media.Stored:
+        self._require_going()
         with path.open("rb+") as file:
             os.fsync(file.fileno())
         stored = media.measure(self._unless_stopped(media.file_chunks(path)))
-        read(path)
-        return stored.sha256, stored.size
+        self._is_loading = True
+        try:
+            self._require_going()
+            read(path)
+        finally:
+            self._is_loading = False
+        return stored
+
+    def _require_going(self) -> None:
+        if self._stop:
+            raise _Stopped
 
     def _unless_stopped(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
             yield chunk
-            if self._stop:
-                raise _Stopped
+            self._require_going()
 
-    def _record(self, job: Job, size: int) -> None:
+    def _keep(self, job: Job, sha256: str) -> None:
+        own = {**job.kept, OWN: {**job.kept.get(OWN, {}), "sha256": sha256}}
+        try:
+            self._run.keep({**self._run.kept_state, **own})
+        except Exception as error:  # A resume then begins with what was kept before.
+            self._run.fault("checkpoint", error)
+
+    def _record(self, job: Job, stored: media.Stored) -> None:
         """Say that it is ready: first what its id means, then the id as the value of its step."""
-        recorder = self._run.recorder
         body = {
             "id": job.id,
             "name": f"step-{job.step}.pt",
             "media_type": OCTETS,
-            "size": size,
-            "sha256": job.sha256,
+            "size": stored.size,
+            "sha256": stored.sha256,
             "purpose": "general",
             "format": job.format,
         }
-        recorder.append_urgent("art", body, step=job.step)
-        recorder.append_urgent("m", {METRIC: job.id}, step=job.step)
-        try:
-            self._run.keep({**self._run.kept_state, **job.kept})
-        except Exception as error:  # A resume then begins with what was kept before.
-            self._run.fault("checkpoint", error)
+        self._run.recorder.append_urgent("art", body, step=job.step)
+        self._run.recorder.append_urgent("m", {METRIC: job.id}, step=job.step)
+        job.sha256 = stored.sha256
+        self._ready = (job.id, stored.sha256)
 
     def _give_up(self, job: Job, error: Exception) -> None:
         job.failed = (
@@ -249,7 +268,13 @@ class Vault:
         """Make a file ready that its process could not, if it is there and good."""
         directory = self._run.directory / layout.MEDIA
         try:
-            if not job.path.name.startswith(".") or job.path.name not in os.listdir(directory):
+            names = os.listdir(directory)
+            kept = self._run.restored.get(OWN) or {}
+            if kept.get("artifact") == job.id and kept.get("sha256") in names:
+                path = directory / kept["sha256"]  # Only the record was missing.
+                self._record(job, media.Stored(path.name, path.stat().st_size))
+                return True
+            if not job.path.name.startswith(".") or job.path.name not in names:
                 return False
             # Its host may have lost power before it was synced.
             require_whole(job.path)

@@ -7,6 +7,7 @@ are the script's to save.
 
 from __future__ import annotations
 
+import base64
 import random
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ import torch
 State = dict[str, Any]  # Any: integers, lists of them, and tensors of bytes.
 
 _NUMPY_GENERATOR: Final = "MT19937"
+_TENSORS: Final = ("torch_cpu", "cuda")
+_BYTES: Final = "$bytes"
 
 
 def captured() -> State:
@@ -53,6 +56,29 @@ def captured() -> State:
             "cached_gauss": float(cached),
         }
     return state
+
+
+def packed(state: State) -> State:
+    """Return states as JSON, to be sent."""
+
+    def text(value: Any) -> Any:
+        if isinstance(value, list):
+            return [text(each) for each in value]
+        return {_BYTES: base64.b64encode(value.numpy()).decode()}
+
+    return {**state, **{key: text(state[key]) for key in _TENSORS if key in state}}
+
+
+def unpacked(state: State) -> State:
+    """Return states that were packed."""
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, dict) and _BYTES in value:
+            data = bytearray(base64.b64decode(value[_BYTES]))
+            return torch.frombuffer(data, dtype=torch.uint8)
+        return [whole(each) for each in value] if isinstance(value, list) else value
+
+    return {**state, **{key: whole(state[key]) for key in _TENSORS if key in state}}
 
 
 def problem(state: object) -> str:

@@ -127,7 +127,7 @@ class Trainer:
             links,
             self._built_in,
             notice,
-            tunables=lambda: {name: each.value for name, each in self._tunables.items()},
+            tunables=self._tunable_values,
             take_tunables=self._take_tunables,
         )
         self._raises_stop = False
@@ -285,7 +285,9 @@ class Trainer:
             raise TypeError(f"metrics must be a mapping of names to values, got {got}.")
         self._step = number
         if self._standing is not None and self._standing.is_due:
-            self._standing.look(number)
+            lost = self._standing.look(number)
+            if self._desk is not None:
+                self._desk.forget(lost)
         now = time.monotonic()
         if self._desk is not None and self._desk.landed:
             self._log_effects(self._desk.landed, number)
@@ -501,9 +503,10 @@ class Trainer:
 
         Returns:
             An object whose `value` is always the current one, the same on all ranks as long as
-            every rank declares the same default; that is not checked. On a resume, a value that
-            the script kept by `run.keep({"tunables": {name: value}})` beats the default. A live
-            change alone is not kept: an attempt that starts without it says so.
+            every rank declares the same default; that is not checked. On a resume, the value of
+            the last checkpoint, or one that the script kept by
+            `run.keep({"tunables": {name: value}})`, beats the default. A live change alone is not
+            kept: an attempt that starts without it says so.
 
         Raises:
             ValueError: A bad or repeated name, one of a command of the script, or limits that do
@@ -526,10 +529,18 @@ class Trainer:
             self._fault("tunable", error)
         return made
 
+    def _tunable_values(self) -> dict[str, Any]:
+        """Return the value of each tunable, also of those that are still to be declared."""
+        return {
+            **self._kept_tunables,
+            **{name: each.value for name, each in self._tunables.items()},
+        }
+
     def _take_tunables(self, values: Mapping[str, Any]) -> None:
         """Give tunables the values of a checkpoint; later ones get theirs when declared."""
-        self._kept_tunables = {**self._kept_tunables, **values}
-        for name in values:
+        plain = {name: each for name, each in values.items() if isinstance(each, TunableValue)}
+        self._kept_tunables = {**self._kept_tunables, **plain}
+        for name in plain:
             if name in self._tunables:
                 self._take_kept(self._tunables[name])
 

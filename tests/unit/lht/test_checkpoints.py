@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,60 @@ def test_what_an_attempt_could_not_verify_the_next_one_does(
     assert id_ in [record.body["id"] for record in records(again.run.directory, "art")]
     third = lht.init("unit", state_dir=tmp_path, resume=trainer.run.run_id)
     assert third.global_step == 2
+    third.finish()
+
+
+def test_an_attempt_that_is_killed_between_name_and_record_loses_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = begin(tmp_path, make())
+    trainer.step(5)
+    with monkeypatch.context() as change:
+        change.setattr(vaults.Vault, "_record", lambda self, job, stored: None)
+        id_ = trainer.save_checkpoint(extra={"epoch": 1})
+        trainer.finish(close_run=False)
+    (name,) = kept_files(trainer)
+    assert not name.startswith(".")
+
+    again = begin(tmp_path, make(), resume=trainer.run.run_id)
+    assert again.load_checkpoint() == {"epoch": 1}
+    again.finish()
+    (recorded,) = records(again.run.directory, "art")
+    assert (recorded.body["id"], recorded.body["sha256"], recorded.step) == (id_, name, 5)
+
+
+def test_the_end_of_a_run_waits_no_longer_than_it_may(
+    trainer: lht.Trainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What takes longer is left for the next attempt, and said."""
+    held, verified = threading.Event(), vaults.Vault._verified
+
+    def waiting(self: vaults.Vault, path: Path) -> Any:
+        held.wait(60.0)
+        return verified(self, path)
+
+    monkeypatch.setattr(vaults.Vault, "_verified", waiting)
+    trainer.save_checkpoint()
+    trainer.finish(timeout=1.5)
+    assert "was not verified before the end" in caplog.text
+    held.set()
+    job = trainer._checkpoints._vault._newest  # type: ignore[union-attr]
+    assert job is not None and job.over.wait(60.0) and not job.sha256
+    assert [name for name in kept_files(trainer) if name.startswith(".")]
+
+
+def test_a_tunable_that_is_never_declared_again_is_saved_on(
+    trainer: lht.Trainer, tmp_path: Path
+) -> None:
+    trainer.tunable("level", 1).take(3)
+    trainer.save_checkpoint(tmp_path / "one.pt")
+    second = begin(tmp_path, make())
+    second.load_checkpoint(tmp_path / "one.pt")
+    second.save_checkpoint(tmp_path / "two.pt")
+    second.finish()
+    third = begin(tmp_path, make())
+    third.load_checkpoint(tmp_path / "two.pt")
+    assert third.tunable("level", 1).value == 3
     third.finish()
 
 
