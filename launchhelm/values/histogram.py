@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -142,10 +141,9 @@ def _counted_array(array: Any, bins: int) -> _Counted:
     """Do the same with the array's own library, which is loaded where its arrays are."""
     if "complex" in str(array.dtype):
         raise TypeError("A complex number has no place on an axis; use .real, .imag or abs().")
-    if hasattr(array, "detach"):
+    is_tensor = hasattr(array, "detach")
+    if is_tensor:
         samples = array.detach().cpu().double().flatten()
-        with suppress(RuntimeError):  # Without NumPy, torch goes on itself, at a quarter the speed.
-            samples = samples.numpy()
     else:
         samples = array.__array__().astype("float64").ravel()
     library = sys.modules[type(samples).__module__.partition(".")[0]]
@@ -155,7 +153,6 @@ def _counted_array(array: Any, bins: int) -> _Counted:
     edges = _edges(len(samples), least, greatest, bins)
     last = len(edges) - 2
     places = (inside - edges[0]) / _width(edges)
-    is_tensor = hasattr(places, "detach")
     indices = (places.long() if is_tensor else places.astype("int64")).clip(0, last)
     counts = library.bincount(indices, minlength=last + 1).tolist()
     return _Counted(edges, counts, below, above, len(samples) - len(inside))

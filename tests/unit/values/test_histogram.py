@@ -47,13 +47,6 @@ def test_lists_arrays_and_tensors_make_the_same_bins(values: list[float], bins: 
     tensor = torch.tensor(values, dtype=torch.float32).requires_grad_()
     for other in (array, tensor, array.astype(numpy.float64).reshape(1, -1), iter(values)):
         assert Histogram(other, bins=bins).value() == expected
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.Tensor, "numpy", numpy_is_missing)
-        assert Histogram(tensor, bins=bins).value() == expected
-
-
-def numpy_is_missing(self: torch.Tensor) -> Any:
-    raise RuntimeError("Numpy is not available")
 
 
 @pytest.mark.parametrize(
