@@ -23,6 +23,7 @@ from launchhelm.records import WriterId
 from launchhelm.store import media
 from launchhelm.store.layout import DATA, MEDIA, SUMS
 from launchhelm.store.reader import Reader
+from launchhelm.store.segment import seal
 from tests.support.cli_runs import MadeRun
 from tests.support.pushing import (
     WrittenRun,
@@ -208,6 +209,25 @@ def test_a_line_that_is_being_written_again_is_waited_for(tmp_path: Path) -> Non
     )
     assert made.problems == ()
     assert (tmp_path / "copy" / DATA / journal.name).read_bytes() == whole
+
+
+def test_a_journal_that_is_sealed_after_the_listing_is_copied_sealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = MadeRun(tmp_path / "runs").train()
+    (journal,) = (run.path / DATA).iterdir()
+    original = snapshot._Copy._segment
+
+    def sealed_first(copy: snapshot._Copy, folder: int, name: str) -> bool:
+        if journal.exists():
+            seal(journal)
+        return original(copy, folder, name)
+
+    monkeypatch.setattr(snapshot._Copy, "_segment", sealed_first)
+    assert snapshot.take(run.path, tmp_path / "copy").problems == ()
+    (name,) = os.listdir(tmp_path / "copy" / DATA)
+    assert name == journal.with_suffix(".db").name
+    assert_consistent(tmp_path / "copy")
 
 
 def void(value: object) -> None:
