@@ -214,8 +214,9 @@ def test_a_line_that_is_being_written_again_is_waited_for(tmp_path: Path) -> Non
 def test_a_journal_that_is_sealed_after_the_listing_is_copied_sealed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = MadeRun(tmp_path / "runs").train()
-    (journal,) = (run.path / DATA).iterdir()
+    run = WrittenRun(tmp_path / "runs")
+    run.log(range(5))
+    (journal,) = (run.directory / DATA).iterdir()
     original = snapshot._Copy._segment
 
     def sealed_first(copy: snapshot._Copy, folder: int, name: str) -> bool:
@@ -224,7 +225,7 @@ def test_a_journal_that_is_sealed_after_the_listing_is_copied_sealed(
         return original(copy, folder, name)
 
     monkeypatch.setattr(snapshot._Copy, "_segment", sealed_first)
-    assert snapshot.take(run.path, tmp_path / "copy").problems == ()
+    assert snapshot.take(run.directory, tmp_path / "copy").problems == ()
     (name,) = os.listdir(tmp_path / "copy" / DATA)
     assert name == journal.with_suffix(".db").name
     assert_consistent(tmp_path / "copy")
