@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from launchhelm._commands import CommandDesk
@@ -82,6 +82,10 @@ class TrainingDesk:
             if self.standing is not None:
                 self.standing.take(command, outcome)
             self.applied(outcome)
+
+    def forget(self, names: Collection[str]) -> None:
+        """Do not look for the effect of commands of which it is known what has undone them."""
+        self.landed = [each for each in self.landed if each[0].name not in names]
 
 
 class Panel:

@@ -132,12 +132,16 @@ class Standing:
             if old != new:  # As it will be measured later, and also where the rate was 0.
                 commanded.hold(group, rates.factor(group))
 
-    def look(self, step: int) -> None:
+    def look(self, step: int) -> list[str]:
         """Tell what is not in effect any more, now that the script has loaded what it loads.
 
         A control that is still to be declared is looked at when it is. Never raises.
+
+        Returns:
+            The controls in which something was lost.
         """
         self.is_due = False
+        found: list[str] = []
         for name in list(self._doubts):
             control = self._plant.state(name)
             if control is None:
@@ -148,8 +152,10 @@ class Standing:
                 if groups:
                     lost = _Lost(name, groups, why, commanded.command, commanded.where)
                     self._tell(control, commanded, lost, step)
+                    found.append(name)
             except Exception as error:  # Training goes on, and so does the look at the others.
                 self._run.fault("past commands", error)
+        return found
 
     def _tell(self, control: StateControl, commanded: Commanded, lost: _Lost, step: int) -> None:
         text = _sentence(control, commanded, lost)

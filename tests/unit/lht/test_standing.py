@@ -18,9 +18,9 @@ from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler
 import launchhelm.torch as lht
 from launchhelm import views
 from launchhelm._wording import outcome_text
-from launchhelm.cli._around import around_of
 from launchhelm.records import FREEZE, Command, Outcome
 from launchhelm.store import inbox
+from launchhelm.views.around import around_of
 from tests.support.journals import final_outcomes, records, series, wait_until
 from tests.support.one_rank import on_disk
 
@@ -358,6 +358,33 @@ def test_a_restart_with_reapply_commands_again_what_its_checkpoint_has_not(
         third.trainer.step(loss=1)
         assert [each["name"] for each in reverted(third.trainer)[-1:]] == ["grad_clip"]
         third.end()
+
+
+def test_a_checkpoint_of_the_trainer_holds_what_was_commanded_before_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also the factor of a schedule that computes from a base; only what is newer is told."""
+    job = Job(tmp_path, "lambda")
+    command(job.trainer, "one", "lr", scale=0.5)
+    job.trainer.save_checkpoint()
+    command(job.trainer, "two", "lr", scale=0.5)
+    command(job.trainer, "three", "weight_decay", value=0.25)
+    job.trainer.load_checkpoint("latest")
+    job.move()
+    assert job.rates == [0.05, 0.1]
+    rate, decay = undone(job, caplog)
+    assert "scaled by 0.5; a factor of 0.25 was commanded" in rate
+    # Nothing else is suspected of what the load has done.
+    assert decay.startswith("weight_decay is 0; 0.25 was commanded")
+    job.trainer.save_checkpoint()
+    again = Job(tmp_path, "lambda", resume=job.end())
+    again.trainer.load_checkpoint("latest")
+    again.move()
+    assert again.rates == [0.05, 0.1]
+    again.trainer.step(loss=1)
+    texts = [each["not_effective"] for each in reverted(again.trainer)[2:]]
+    assert [text.split()[0] for text in texts] == ["lr", "weight_decay"]
+    again.end()
 
 
 def test_a_factor_goes_on_over_attempts_that_have_kept_it(tmp_path: Path) -> None:
