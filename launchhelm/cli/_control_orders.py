@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 
 from launchhelm import _wording, views
-from launchhelm.cli._control_give import command_of, is_wanted, refusal_of
+from launchhelm.cli._control_give import command_of, is_wanted
 from launchhelm.cli._control_send import deliver, not_sent, say
 from launchhelm.cli._exit import Exit, UsageError
 from launchhelm.cli.output import Output
 from launchhelm.errors import Conflict, NotFound
 from launchhelm.records import CANCEL, FREEZE, UNFREEZE
+from launchhelm.views.plan import refusal_of
 
 _SHOWN = 5
 

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from typing import Final
 
 from launchhelm import _wording
-from launchhelm.cli import _control_replay, _fields, _remote_decide, _remote_run, documents
+from launchhelm.cli import _control_replay, _remote_decide, _remote_run, documents
 from launchhelm.cli import _remote_words as words
 from launchhelm.cli._exit import Exit, UsageError
 from launchhelm.cli._remote_run import RunOnServer, refusal_of
 from launchhelm.cli._remote_send import WITHOUT_SERVER, Sending
 from launchhelm.cli.output import Output
+from launchhelm.controls.fields import field_texts
 from syncer.api.answers import ApiError
 from syncer.connection import open_client
 from syncer.settings import Target
@@ -110,7 +111,7 @@ def _list(there: RunOnServer, output: Output) -> int:
     for name, offer in offers.items():
         if output.json:
             output.document(documents.control_document(offer.spec, {}))
-        first, *rest = map(_wording.plain, _fields.field_texts(offer.spec))
+        first, *rest = map(_wording.plain, field_texts(offer.spec))
         rows += [[_wording.plain(name), first], *(["", each] for each in rest)]
     if not output.json:
         if rows:

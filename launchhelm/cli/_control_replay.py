@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from launchhelm import _wording, views
-from launchhelm.cli import _control_check as check
 from launchhelm.cli import selection
-from launchhelm.cli._control_give import command_of, is_wanted, refusal_of
+from launchhelm.cli._control_give import command_of, is_wanted
 from launchhelm.cli._control_send import not_sent, say_written, wait
 from launchhelm.cli._exit import Exit, UsageError
-from launchhelm.cli._sections import values_of
 from launchhelm.cli.output import Output
+from launchhelm.controls import preview
 from launchhelm.records import ORDERS, Command
 from launchhelm.store import inbox
+from launchhelm.views.plan import refusal_of, values_of
 
 OPTIONS: Final = (
     ("offset", int, ("N", "act so many steps later, or earlier when negative")),
@@ -166,7 +166,7 @@ def _objection(run: views.RunView, name: str, payload: Json, step: int | None, s
         return "this run has no such control"
     if run.step is not None and step <= run.step:
         return f"this run is at step {run.step:,}"
-    return check.problem_with(capability, payload, values_of(run))
+    return preview.problem_with(capability, payload, values_of(run))
 
 
 def _ledger(other: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Json]]:

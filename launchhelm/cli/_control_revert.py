@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launchhelm import _wording, views
-from launchhelm.cli import _control_check as check
-from launchhelm.cli._control_give import command_of, plan_of, refusal_of, send
+from launchhelm.cli._control_give import command_of, send
 from launchhelm.cli._control_orders import find
 from launchhelm.cli._control_send import not_sent
 from launchhelm.cli._exit import Exit, UsageError
-from launchhelm.cli._sections import values_of
 from launchhelm.cli.output import Output
+from launchhelm.controls import preview
 from launchhelm.controls.assign import PER_GROUP, payload_of
+from launchhelm.views.plan import plan_of, refusal_of, values_of
 
 Step = tuple[dict[str, Any], dict[str, Any]]
 """Input of one command and the values it expects. Any: JSON."""
@@ -43,7 +43,7 @@ def revert(run: views.RunView, id_: str, arguments: argparse.Namespace, output: 
         return Exit.DONE
     plans = []
     for payload, expected in steps:
-        problem = check.problem_with(run.capabilities[command.name], payload, values_of(run))
+        problem = preview.problem_with(run.capabilities[command.name], payload, values_of(run))
         if problem:
             return not_sent(f"{problem}.", output)
         made = command_of(command.name, payload, arguments, expected=expected, reverts=command.id)

@@ -13,11 +13,11 @@ from launchhelm import _wording, views
 from launchhelm._ids import new_run_id
 from launchhelm._wording import outcome_text
 from launchhelm.cli import documents
-from launchhelm.cli._around import around_of
 from launchhelm.cli._exit import Exit
 from launchhelm.cli.output import Output
 from launchhelm.records import CANCEL, ORDERS, Command
 from launchhelm.store import inbox
+from launchhelm.views.around import around_of
 
 _POLL_S: Final = 0.05
 _SLOWEST_POLL_S: Final = 2.0

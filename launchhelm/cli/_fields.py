@@ -1,4 +1,4 @@
-"""From the words of a command line to the input of a command, by the published schema. Pure."""
+"""From the words of a command line to input and conditions of a command. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from launchhelm import _wording
 from launchhelm.cli._exit import UsageError
+from launchhelm.controls.fields import Capability, field_text, fields_of, fields_text, root_of
+from launchhelm.controls.preview import is_number
 
 _BOOLEANS: Final = {
     "true": True,
@@ -21,13 +23,8 @@ _BOOLEANS: Final = {
     "off": False,
 }
 
-ABOVE_ZERO: Final = frozenset({("lr", "scale"), ("lr", "lr")})
-"""Control and field whose value must be above 0, which its schema cannot say."""
-
 _SHOWN_GROUP: Final = re.compile(r"group(\d+)", re.ASCII)
 """How parameter groups are shown; in a command their number stands alone."""
-
-Capability = Mapping[str, Any]  # Any: a JSON document, as the run registered it.
 
 
 def payload_of(words: Sequence[str], capability: Capability) -> dict[str, Any]:
@@ -62,7 +59,7 @@ def payload_of(words: Sequence[str], capability: Capability) -> dict[str, Any]:
             shown = _SHOWN_GROUP.fullmatch(text) if key == "group" else None
             hint = f"Write group={shown[1]}. " if shown is not None else ""
             raise UsageError(
-                f"{name}: {key} takes {_field_text(name, key, node)}, got {text!r}.",
+                f"{name}: {key} takes {field_text(name, key, node)}, got {text!r}.",
                 remedy=f"{hint}{name} takes {fields_text(capability)}.",
             ) from None
     return payload
@@ -114,67 +111,45 @@ def _refuse(constant: str) -> Any:
     raise ValueError(constant)
 
 
-def root_of(capability: Capability) -> Mapping[str, Any]:
-    """Return the root node of a control's input schema; opaque where there is none."""
-    document = capability.get("input_schema")
-    root = document.get("root") if isinstance(document, Mapping) else None
-    return root if isinstance(root, Mapping) else {"kind": "opaque"}
+def expectation(
+    words: Sequence[str], values: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Read `--expect name=value` words against the values now.
+
+    A value counts as expected when it shows as the same text, or equals it; what is sent is the
+    exact present value, so that the ranks compare without rounding.
+
+    Returns:
+        The expected values, and one sentence per value that is different already.
+
+    Raises:
+        UsageError: A word is no assignment, or names no value of this run.
+    """
+    expected: dict[str, Any] = {}
+    changed = []
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or name not in values:
+            known = _wording.listed(values)
+            raise UsageError(f"--expect {word}: takes name=value; this run shows {known}.")
+        present = values[name]
+        given = value_of(text, {"kind": "opaque"})
+        each = given if isinstance(given, list) else [given] * _length(present)
+        now = list(present) if isinstance(present, list | tuple) else [present]
+        if len(each) == len(now) and all(map(_shows_the_same, each, now)):
+            expected[name] = present
+        else:
+            shown = _wording.values_text(present)
+            changed.append(f"{name} is {shown} now, not {_wording.values_text(given)}")
+    return expected, changed
 
 
-def fields_of(root: Mapping[str, Any]) -> dict[str, tuple[Mapping[str, Any], bool]]:
-    """Return type and optional-flag per field, in the order of the schema."""
-    return {
-        str(each["name"]): (each.get("type") or {"kind": "opaque"}, bool(each.get("optional")))
-        for each in root.get("fields", ())
-    }
+def _length(present: Any) -> int:
+    return len(present) if isinstance(present, list | tuple) else 1
 
 
-def field_texts(capability: Capability) -> list[str]:
-    """Say what a control takes, field by field: `scale: a number of at least 0, optional`."""
-    fields = fields_of(root_of(capability))
-    if not fields:
-        return ["no fields" if root_of(capability).get("kind") == "record" else "any key=value"]
-    control = str(capability.get("name", ""))
-    return [
-        f"{name}: {_field_text(control, name, node)}{', optional' if optional else ''}"
-        for name, (node, optional) in fields.items()
-    ]
-
-
-def fields_text(capability: Capability) -> str:
-    """Say the same in one line."""
-    return "; ".join(field_texts(capability))
-
-
-def _field_text(control: str, field: str, node: Mapping[str, Any]) -> str:
-    """Say what a field takes; a schema has no bound that is excluded, but some rules have."""
-    text = type_text(node)
-    return text.replace("of at least 0", "above 0") if (control, field) in ABOVE_ZERO else text
-
-
-def type_text(node: Mapping[str, Any]) -> str:
-    """Say what one field takes, with bounds and unit."""
-    kind = node.get("kind")
-    if kind == "enum":
-        return "one of " + _wording.listed(node.get("values", ()))
-    if kind == "list":
-        return f"a JSON list of {type_text(node.get('item') or {})}"
-    if kind == "record":
-        return "a JSON object"
-    if kind == "schedule":
-        return 'a JSON object {"points": [{"at": "0", "value": "0.1"}, ...]}'
-    if kind != "scalar":
-        return "anything"
-    word = {"boolean": "true or false", "string": "text"}.get(str(node.get("scalar")))
-    if word:
-        return word
-    word = "an integer" if node.get("scalar") == "integer" else "a number"
-    bounds = node.get("bounds") or {}
-    low, high = bounds.get("min"), bounds.get("max")
-    if low is not None and high is not None:
-        word += f" from {low} to {high}"
-    elif low is not None:
-        word += f" of at least {low}"
-    elif high is not None:
-        word += f" of at most {high}"
-    return word + (f" {node['unit']}" if node.get("unit") else "")
+def _shows_the_same(given: Any, now: Any) -> bool:
+    if given == now:
+        return True
+    numbers = is_number(given) and is_number(now)
+    return numbers and _wording.value_text(float(given)) == _wording.value_text(float(now))

@@ -13,13 +13,14 @@ from typing import Any, Final  # Any: JSON of the API.
 
 from launchhelm import _wording
 from launchhelm._ids import new_id
-from launchhelm.cli import _control_check as check
 from launchhelm.cli import _control_send as local
 from launchhelm.cli import _fields, documents
 from launchhelm.cli._exit import Exit, UsageError
 from launchhelm.cli._remote_follow import MOVED, Following
 from launchhelm.cli._remote_run import Offer, RunOnServer, Session, refusal_of
 from launchhelm.cli.output import Output
+from launchhelm.controls import preview
+from launchhelm.controls.fields import fields_text
 from launchhelm.records import Command
 from syncer.api import wire
 from syncer.api.answers import ApiError
@@ -82,15 +83,15 @@ class Sending:
         offer = offers[name]
         self._name = name
         payload = _fields.payload_of(fields, offer.spec)
-        problem = check.problem_with(offer.spec, payload, {})
+        problem = preview.problem_with(offer.spec, payload, {})
         if problem:
-            takes = _fields.fields_text(offer.spec)
+            takes = fields_text(offer.spec)
             raise UsageError(f"{problem}.", remedy=f"{name} takes {takes}.")
         assert offer.session is not None, "only live offers are left"
-        preview = self._preview(payload, offer.session)
+        lines = self._preview(payload, offer.session)
         if self._arguments.check:
-            return self._say_check(payload, preview, offer.session)
-        for line in preview:
+            return self._say_check(payload, lines, offer.session)
+        for line in lines:
             self._output.say(line)
         if sys.stdin.isatty() and not self._arguments.yes and not local.confirmed(self._output):
             self._output.say("Not sent, nothing changed.")
@@ -107,15 +108,15 @@ class Sending:
         where = f"in {self._there.found.title}, last heard of {heard} ago{at}."
         return [what, *notes, where]
 
-    def _say_check(self, payload: Json, preview: list[str], session: Session) -> int:
+    def _say_check(self, payload: Json, lines: list[str], session: Session) -> int:
         if self._output.json:
             command = Command("", self._name, payload)
-            unknown = check.When(None, None, None)
+            unknown = preview.When(None, None, None)
             self._output.document(
                 documents.check_document(command, None, unknown, _warnings(session))
             )
             return Exit.DONE
-        for line in preview:
+        for line in lines:
             self._output.line(line)
         self._output.say("Checked only, nothing was sent.")
         return Exit.DONE

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from launchhelm import _wording, views
 from launchhelm._wording import outcome_text
-from launchhelm.cli import _fields
-from launchhelm.cli._around import around_of
 from launchhelm.cli.output import Output
-
-
-def values_of(view: views.RunView) -> Mapping[str, Any]:
-    """Return the values that controls have now, as last reported."""
-    values = view.controls.get("values")
-    return values if isinstance(values, Mapping) else {}
+from launchhelm.controls import fields
+from launchhelm.views.around import around_of
+from launchhelm.views.plan import values_of
 
 
 def print_controls(view: views.RunView, output: Output) -> None:
@@ -24,7 +16,7 @@ def print_controls(view: views.RunView, output: Output) -> None:
     rows = []
     for name, capability in view.capabilities.items():
         value = _wording.values_text(values[name]) if name in values else "-"
-        first, *rest = map(_wording.plain, _fields.field_texts(capability))
+        first, *rest = map(_wording.plain, fields.field_texts(capability))
         rows += [[_wording.plain(name), value, first], *(["", "", each] for each in rest)]
     if rows:
         output.table(("CONTROL", "NOW", "TAKES"), rows)

@@ -17,11 +17,12 @@ from launchhelm.cli import (
     documents,
     selection,
 )
-from launchhelm.cli._around import around_of
 from launchhelm.cli._exit import Exit, UsageError
-from launchhelm.cli._sections import print_command, print_controls, values_of
+from launchhelm.cli._sections import print_command, print_controls
 from launchhelm.cli.output import Output
 from launchhelm.env import load_env
+from launchhelm.views.around import around_of
+from launchhelm.views.plan import refusal_of, values_of
 
 DESCRIPTION = """Send one command to a running training and say what became of it.
 `control RUN list` shows what may be changed, `control RUN log` every command so far. The words
@@ -207,7 +208,7 @@ def _list(view: views.RunView, output: Output) -> int:
             output.document(documents.control_document(capability, values))
         return Exit.DONE
     print_controls(view, output)
-    refusal = _control_give.refusal_of(view)
+    refusal = refusal_of(view)
     if refusal:
         output.say(refusal)
     return Exit.DONE

@@ -10,8 +10,7 @@ from typing import Any
 
 from launchhelm import _wording, views
 from launchhelm._wording import Around, outcome_text
-from launchhelm.cli import _control_check as check
-from launchhelm.cli import _fields
+from launchhelm.controls import fields, preview
 from launchhelm.records import Command, Record
 
 Document = dict[str, Any]  # Any: JSON.
@@ -151,13 +150,13 @@ def losses_document(run: views.RunView) -> Document:
     }
 
 
-def control_document(capability: _fields.Capability, values: Mapping[str, Any]) -> Document:
+def control_document(capability: fields.Capability, values: Mapping[str, Any]) -> Document:
     """One control: what it takes and its value now."""
     name = str(capability.get("name", ""))
     return {
         "name": name,
         "value": values.get(name),
-        "takes": _fields.fields_text(capability),
+        "takes": fields.fields_text(capability),
         "input_schema": capability.get("input_schema"),
         "safe_points": list(capability.get("safe_points") or ()),
         "provider": capability.get("provider", ""),
@@ -200,7 +199,7 @@ def command_document(command: views.CommandView, around: Around) -> Document:
 
 
 def check_document(
-    command: Command, change: check.Change | None, when: check.When, warnings: Sequence[str]
+    command: Command, change: preview.Change | None, when: preview.When, warnings: Sequence[str]
 ) -> Document:
     """The answer of `control --check`."""
     changes = {} if change is None else {change.name: {"old": change.old, "new": change.new}}

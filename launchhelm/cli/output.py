@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import sys
 import unicodedata
@@ -12,6 +10,7 @@ from typing import Any, Final, TextIO
 
 from launchhelm import _wording
 from launchhelm._settings import NO_COLOR
+from launchhelm._strict import dump
 
 _NAME_WIDTH: Final = 40
 """Longest cell on a terminal; without one nothing is cut."""
@@ -129,21 +128,6 @@ def width(text: str) -> int:
         0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "WF" else 1
         for each in text
     )
-
-
-def dump(value: Any) -> str:
-    """Write strict JSON: non-finite numbers become the strings NaN, Infinity and -Infinity."""
-    return json.dumps(_strict(value), allow_nan=False, separators=(", ", ": "))
-
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, Mapping):
-        return {str(name): _strict(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def quiet_after_closed_pipe() -> None:

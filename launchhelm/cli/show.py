@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from launchhelm import _wording, views
 from launchhelm.cli import documents, selection
-from launchhelm.cli._around import around_of
 from launchhelm.cli._exit import Exit
-from launchhelm.cli._sections import print_command, print_controls, values_of
+from launchhelm.cli._sections import print_command, print_controls
 from launchhelm.cli.output import Output
+from launchhelm.views.around import around_of
+from launchhelm.views.plan import values_of
 
 DESCRIPTION = """Show one run. Without a section option: header, processes, controls, last commands
 and losses. With some: header and these sections in full."""

@@ -12,11 +12,11 @@ from typing import Any, Final
 from launchhelm import _wording, views
 from launchhelm._wording import outcome_text
 from launchhelm.cli import documents, selection
-from launchhelm.cli._around import around_of
 from launchhelm.cli._exit import Exit, UsageError
 from launchhelm.cli._follow import Follower
 from launchhelm.cli.output import Output
 from launchhelm.records import Record
+from launchhelm.views.around import around_of
 
 DESCRIPTION = """Print the newest lines of a run and, with -f, go on with what comes, across sealed
 segments and new attempts. Without a choice: metrics of rank 0."""

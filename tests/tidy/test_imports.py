@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "store": FLOOR,
     "controls": FLOOR | {"values"},
     "values": FLOOR,
-    "views": STORE | {"values"},
+    "views": STORE | {"values", "controls"},
     "recorder": STORE | {"values"},
     "system": FLOOR,
     "run": RUN | {"system"},
@@ -33,7 +33,8 @@ MAY_IMPORT = {
     "syncer": STORE | {"values", "views", "api"},
     # Storage of its own, so that a mistake shared with the run directory cannot hide.
     "server": FLOOR | {"values", "controls", "api"},
-    "cli": RUN | {"system", "export", "snapshot", "doctor", "api", "syncer", "server"},
+    "ui": BELOW_RUN | {"views"},
+    "cli": RUN | {"ui", "system", "export", "snapshot", "doctor", "api", "syncer", "server"},
 }
 PART_OF = {
     **dict.fromkeys(
@@ -45,7 +46,7 @@ PART_OF = {
             "_ids",
             "_settings",
             "_optional",
-            "_wsgi",
+            "_strict",
             "_wording",
             "_faults",
         ),
@@ -56,7 +57,10 @@ PART_OF = {
     **dict.fromkeys(("export", "_export_files"), "export"),
     "snapshot": "snapshot",
     "__main__": "cli",
-    **{name: name for name in ("store", "controls", "values", "system", "torch", "doctor", "cli")},
+    **{
+        name: name
+        for name in ("store", "controls", "values", "system", "torch", "doctor", "ui", "cli")
+    },
     **dict.fromkeys(
         (
             "run",
@@ -66,6 +70,7 @@ PART_OF = {
             "_commands",
             "_console",
             "_endings",
+            "_left_commands",
             "_attach",
             "client",
             "_client_local",

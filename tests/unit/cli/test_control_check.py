@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from launchhelm.cli import _control_check as check
 from launchhelm.cli import _fields
 from launchhelm.cli._exit import UsageError
-from launchhelm.controls import schema
+from launchhelm.controls import preview, schema
+from launchhelm.controls.fields import fields_text
 
 
 def capability(name: str, *fields: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def test_a_word_that_does_not_fit_names_the_field_and_what_it_takes(word: str, t
 
 def test_a_zero_has_no_sign_and_a_bound_that_is_excluded_is_said() -> None:
     assert str(_fields.payload_of(["lr=-0.0"], LR)["lr"]) == "0.0"
-    assert _fields.fields_text(LR).startswith("scale: a number above 0, optional; lr: a number ab")
+    assert fields_text(LR).startswith("scale: a number above 0, optional; lr: a number ab")
 
 
 def test_a_field_given_twice_is_refused() -> None:
@@ -107,7 +107,7 @@ def test_a_field_given_twice_is_refused() -> None:
     ],
 )
 def test_lr_is_judged_by_schema_and_local_rule(payload: dict[str, Any], problem: str) -> None:
-    found = check.problem_with(LR, payload, {"lr": [3e-4, 3e-5]})
+    found = preview.problem_with(LR, payload, {"lr": [3e-4, 3e-5]})
     assert (problem in found) if problem else found == ""
 
 
@@ -158,7 +158,7 @@ HELD = {"weight_decay": [0.1, 0.0], "grad_clip": None, "dropout": "0.0, 0.1"}
 def test_other_controls_are_judged_by_schema_and_local_rule(
     capability: dict[str, Any], payload: dict[str, Any], problem: str
 ) -> None:
-    found = check.problem_with(capability, payload, HELD)
+    found = preview.problem_with(capability, payload, HELD)
     assert (problem in found) if problem else found == ""
 
 
@@ -187,13 +187,13 @@ def test_other_controls_are_judged_by_schema_and_local_rule(
 def test_other_controls_are_previewed(
     capability: dict[str, Any], payload: dict[str, Any], text: str, warning: str
 ) -> None:
-    change = check.change_of(capability["name"], payload, HELD)
+    change = preview.change_of(capability["name"], payload, HELD)
     assert str(change) == text
-    assert check.warnings_for(change, capability, payload) == ([warning] if warning else [])
+    assert preview.warnings_for(change, capability, payload) == ([warning] if warning else [])
 
 
 def test_a_missing_required_field_is_found() -> None:
-    assert "count is missing" in check.problem_with(EVERY, {}, {})
+    assert "count is missing" in preview.problem_with(EVERY, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -206,25 +206,27 @@ def test_a_missing_required_field_is_found() -> None:
     ],
 )
 def test_a_preview_says_old_and_new_per_group(payload: dict[str, Any], text: str) -> None:
-    assert str(check.change_of("lr", payload, {"lr": [3e-4, 3e-5]})) == text
+    assert str(preview.change_of("lr", payload, {"lr": [3e-4, 3e-5]})) == text
 
 
 def test_a_tunable_is_previewed_and_a_handler_is_not() -> None:
-    assert str(check.change_of("set_kl", {"value": 0.1}, {"set_kl": 0.05})) == "set_kl 0.05 -> 0.1"
-    assert check.change_of("checkpoint", {}, {"lr": [0.1]}) is None
+    assert (
+        str(preview.change_of("set_kl", {"value": 0.1}, {"set_kl": 0.05})) == "set_kl 0.05 -> 0.1"
+    )
+    assert preview.change_of("checkpoint", {}, {"lr": [0.1]}) is None
 
 
 def test_groups_that_would_become_equal_and_large_factors_are_pointed_out() -> None:
-    change = check.change_of("lr", {"lr": 1e-5}, {"lr": [3e-4, 3e-5]})
-    warnings = check.warnings_for(change, LR, {"lr": 1e-5})
+    change = preview.change_of("lr", {"lr": 1e-5}, {"lr": [3e-4, 3e-5]})
+    warnings = preview.warnings_for(change, LR, {"lr": 1e-5})
     assert "would become equal" in warnings[0]
     assert "factor" in warnings[1]
-    safe = check.change_of("lr", {"scale": 0.5}, {"lr": [3e-4, 3e-5]})
-    assert check.warnings_for(safe, LR, {"scale": 0.5}) == []
+    safe = preview.change_of("lr", {"scale": 0.5}, {"lr": [3e-4, 3e-5]})
+    assert preview.warnings_for(safe, LR, {"scale": 0.5}) == []
 
 
 def test_when_says_step_time_and_processes() -> None:
-    soon = check.when(
+    soon = preview.when(
         step=12480,
         pace_s=2.0,
         calls_per_exchange=1,
@@ -233,11 +235,11 @@ def test_when_says_step_time_and_processes() -> None:
         world_size=512,
     )
     assert str(soon) == "at about step 12,483, in 6 s, on 512 processes"
-    later = check.when(
+    later = preview.when(
         step=12480, pace_s=2.0, calls_per_exchange=1, poll_s=1.0, first_step=14000, world_size=1
     )
     assert str(later) == "at about step 14,000, in 50 min, on 1 process"
-    unknown = check.when(
+    unknown = preview.when(
         step=None,
         pace_s=None,
         calls_per_exchange=None,
@@ -249,16 +251,16 @@ def test_when_says_step_time_and_processes() -> None:
 
 
 def test_ranks_in_trouble_are_named_and_many_are_counted() -> None:
-    assert check.trouble_text({0: "ok", 137: "behind"}) == "Rank 137 is behind."
+    assert preview.trouble_text({0: "ok", 137: "behind"}) == "Rank 137 is behind."
     many = dict.fromkeys(range(9), "silent") | {9: "late"}
-    assert check.trouble_text(many) == "Ranks 0, 1, 2, 3 and 5 more are silent. Rank 9 is late."
-    assert check.trouble_text({0: "ok", 1: "busy"}) == ""
+    assert preview.trouble_text(many) == "Ranks 0, 1, 2, 3 and 5 more are silent. Rank 9 is late."
+    assert preview.trouble_text({0: "ok", 1: "busy"}) == ""
 
 
 def test_an_expectation_is_sent_with_the_exact_present_value() -> None:
     values = {"lr": [0.00012345678, 0.00012345678], "set_kl": 0.5}
-    assert check.expectation(["lr=1.235e-4", "set_kl=0.5"], values) == (values, [])
-    _, changed = check.expectation(["lr=3e-4"], values)
+    assert _fields.expectation(["lr=1.235e-4", "set_kl=0.5"], values) == (values, [])
+    _, changed = _fields.expectation(["lr=3e-4"], values)
     assert changed == ["lr is 1.235e-4 now, not 3e-4"]
     with pytest.raises(UsageError, match="takes name=value"):
-        check.expectation(["rate=3"], values)
+        _fields.expectation(["rate=3"], values)

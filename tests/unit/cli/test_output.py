@@ -8,8 +8,9 @@ import math
 
 import pytest
 
+from launchhelm._strict import dump
 from launchhelm._wording import Sentence
-from launchhelm.cli.output import Output, dump, width
+from launchhelm.cli.output import Output, width
 
 
 def stream(encoding: str) -> io.TextIOWrapper:

@@ -7,18 +7,20 @@ import time
 from statistics import median
 from typing import Final
 
-from launchhelm import views
 from launchhelm._wording import Around, Quiet
 from launchhelm.records import CANCEL
+from launchhelm.views.commands import CommandView
+from launchhelm.views.run import RunView
+from launchhelm.views.state import PAUSED
 
 _IN_HANDLER: Final = re.compile(r"in (.+)")
 
 
 def around_of(
-    view: views.RunView,
+    view: RunView,
     waited_s: float | None = None,
     *,
-    command: views.CommandView | None = None,
+    command: CommandView | None = None,
 ) -> Around:
     """Gather what sentences about commands say of the run.
 
@@ -45,7 +47,7 @@ def around_of(
             (each.issued_by for each in orders if each.payload.get("id") == command.id), ""
         )
     # Of a run that is paused nobody knows when it goes on.
-    is_paused = coordinator is not None and coordinator.phase == views.PAUSED
+    is_paused = coordinator is not None and coordinator.phase == PAUSED
     off = view.controls.get("control") == "off"
     return Around(
         waited_s=waited_s,
@@ -68,7 +70,7 @@ def around_of(
     )
 
 
-def _reverted_by(command: views.CommandView | None) -> str:
+def _reverted_by(command: CommandView | None) -> str:
     """Say what took the effect of a command away later, "" when nothing did."""
     effect = (command.effect if command is not None else None) or {}
     if not effect.get("reverted"):
@@ -76,7 +78,7 @@ def _reverted_by(command: views.CommandView | None) -> str:
     return f"{effect['reverted']}, step {effect.get('step')} of attempt {effect.get('attempt')}"
 
 
-def pace_of(view: views.RunView) -> float | None:
+def pace_of(view: RunView) -> float | None:
     """Return seconds per step, the median over ranks that report it."""
     times = [each.step_time_ms for each in view.participants if each.step_time_ms]
     return median(times) / 1000 if times else None

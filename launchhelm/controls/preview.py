@@ -6,14 +6,13 @@ The ranks judge again with their own rules and values; this only saves a round t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from launchhelm import _wording
-from launchhelm.cli._exit import UsageError
-from launchhelm.cli._fields import Capability, fields_of, root_of, value_of
 from launchhelm.controls import schema
+from launchhelm.controls.fields import Capability, fields_of, root_of
 from launchhelm.records import Command
 
 _SAID_RANKS: Final = 4
@@ -69,7 +68,7 @@ def _problem_with_decay(payload: Mapping[str, Any], values: Any) -> str:
 
 
 def _problem_with_clip(limit: Any) -> str:
-    if limit is None or (_is_number(limit) and limit > 0):
+    if limit is None or (is_number(limit) and limit > 0):
         return ""
     return f"grad_clip takes a number above 0 for max_norm, or null for off, got {limit!r}"
 
@@ -148,7 +147,7 @@ def warnings_for(
     if change.name == "dropout" and isinstance(change.old, str):
         said.append("modules differ now and would become equal; skip_zero=true leaves those at 0")
     for before, after in zip(old, new, strict=True):
-        if _is_number(before) and _is_number(after) and before and change.name in _PER_GROUP:
+        if is_number(before) and is_number(after) and before and change.name in _PER_GROUP:
             factor = abs(after / before)
             if factor > _FACTOR_LIMIT or factor < 1 / _FACTOR_LIMIT:
                 said.append(f"that is a factor of {factor:.4g}")
@@ -156,52 +155,9 @@ def warnings_for(
     return said
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether this is a number, which True is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def expectation(
-    words: Sequence[str], values: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
-    """Read `--expect name=value` words against the values now.
-
-    A value counts as expected when it shows as the same text, or equals it; what is sent is the
-    exact present value, so that the ranks compare without rounding.
-
-    Returns:
-        The expected values, and one sentence per value that is different already.
-
-    Raises:
-        UsageError: A word is no assignment, or names no value of this run.
-    """
-    expected: dict[str, Any] = {}
-    changed = []
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not equals or name not in values:
-            known = _wording.listed(values)
-            raise UsageError(f"--expect {word}: takes name=value; this run shows {known}.")
-        present = values[name]
-        given = value_of(text, {"kind": "opaque"})
-        each = given if isinstance(given, list) else [given] * _length(present)
-        now = list(present) if isinstance(present, list | tuple) else [present]
-        if len(each) == len(now) and all(map(_shows_the_same, each, now)):
-            expected[name] = present
-        else:
-            shown = _wording.values_text(present)
-            changed.append(f"{name} is {shown} now, not {_wording.values_text(given)}")
-    return expected, changed
-
-
-def _length(present: Any) -> int:
-    return len(present) if isinstance(present, list | tuple) else 1
-
-
-def _shows_the_same(given: Any, now: Any) -> bool:
-    if given == now:
-        return True
-    numbers = _is_number(given) and _is_number(now)
-    return numbers and _wording.value_text(float(given)) == _wording.value_text(float(now))
 
 
 # When and where -----------------------------------------------------------------------------
