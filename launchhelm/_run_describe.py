@@ -137,12 +137,21 @@ class Describes:
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"keep takes a mapping, got {type(state).__name__}.")
-        body = {"step": self._next_step, "state": as_json(dict(state))}
-        self.kept_state = dict(state)
-        if self._is_over:
-            self._append("keep", body)
-            return
-        ticket = self.recorder.append_urgent("keep", body)
+        self._keep(dict(state))
+
+    def keep_beside(self, state: Mapping[str, Any]) -> None:
+        """Keep state beside what is kept already, from any thread; raises as `keep` does."""
+        self._keep(dict(state), beside=True)
+
+    def _keep(self, state: dict[str, Any], *, beside: bool = False) -> None:
+        with self._lock:  # Nobody's newer state may be written over by an older one.
+            kept = {**self.kept_state, **state} if beside else state
+            body = {"step": self._next_step, "state": as_json(kept)}
+            self.kept_state = kept
+            if self._is_over:
+                self._append("keep", body)
+                return
+            ticket = self.recorder.append_urgent("keep", body)
         if not ticket.wait(KEEP_WAIT_S):
             self._faults.warn(
                 "keep", "State was kept in memory only: storage accepts no writes yet."

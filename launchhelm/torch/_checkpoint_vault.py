@@ -183,6 +183,7 @@ class Vault:
     def _make_ready(self, job: Job) -> None:
         try:
             stored = self._verified(job.path)
+            self._require_going()
             # Durable before the file has its name: whoever is killed now leaves the digest.
             self._keep(job, stored.sha256)
             with self._lock:
@@ -219,7 +220,7 @@ class Vault:
     def _keep(self, job: Job, sha256: str) -> None:
         own = {**job.kept, OWN: {**job.kept.get(OWN, {}), "sha256": sha256}}
         try:
-            self._run.keep({**self._run.kept_state, **own})
+            self._run.keep_beside(own)
         except Exception as error:  # A resume then begins with what was kept before.
             self._run.fault("checkpoint", error)
 
