@@ -34,6 +34,19 @@ def read_a_run(run: Run) -> None:
     print(names, run.config["lr"], run.tags[0], run.summary_values)
 
 
+def show(run: Run, pixels: torch.Tensor) -> None:
+    assert_type(run.image("frames", pixels, step=3, caption="c", fold=1), bool)
+    assert_type(run.histogram("weights", pixels, bins=8), bool)
+    run.rows("eval", [{"task": "a", "score": 0.5}])
+    run.log_table("table", [("a", "integer")], [[1], [None]])
+    run.histogram_counts("counts", [0.0, 1.0], [2], total=2.0)
+    item = run.upload_media("sound.wav", caption="c")
+    run.media("gallery", [item, run.media_url("https://example.org/x.png", "image/png")])
+    run.log({"grid": [launchhelm.Image(pixels)], "t": launchhelm.Text("x"), "loss": 0.5})
+    data: bytes = run.fetch("frames")
+    print(len(data), launchhelm.Histogram([1, 2.0]).value())
+
+
 def take_commands(run: Run) -> None:
     @run.command("after_step")
     def set_lr(lr: float, context: CommandContext) -> dict[str, float]:
