@@ -19,6 +19,7 @@ COMMANDS = {
     "media.py": [sys.executable, "media.py"],
     "resume.py": [sys.executable, "resume.py"],
     "live_learning_rate.py": [sys.executable, "live_learning_rate.py"],
+    "preemption.py": [sys.executable, "preemption.py"],
     "ddp.py": [*TORCHRUN, "--standalone", "--nproc_per_node=2", "ddp.py", "--seconds", "3"],
     "demo.py": [sys.executable, "demo.py"],
     "huggingface.py": [sys.executable, "huggingface.py", "--seconds", "1"],
