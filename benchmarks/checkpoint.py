@@ -4,7 +4,8 @@
 
 One process holds a model and its AdamW state of that size together, on the CPU. In turns, and with
 the disk idle before each, it writes that state by torch.save alone into the same folder, and calls
-`save_checkpoint`. Prints the seconds that each blocked, their ratio in each round, how long after
+`save_checkpoint`. Prints the seconds that each blocked and the CPU seconds that each took of the
+calling thread, which other work on the machine hardly changes; their ratios; how long after
 that the checkpoint was ready (synced, digest taken, loaded back), and what the process held at its
 peak above what it held before: while saving, while that was made ready, and while loading.
 """
@@ -66,19 +67,22 @@ def main() -> None:
         trainer.load_checkpoint()
         media = trainer.run.directory / "media"
         alone_s, ours_s, ready_s, peaks = [], [], [], []
+        alone_cpu_s, ours_cpu_s = [], []
         for turn in range(options.rounds):
             for way in ("alone", "ours") if turn % 2 == 0 else ("ours", "alone"):
                 os.sync()
                 before_mb = forget_peak()
-                start = time.perf_counter()
+                start, cpu = time.perf_counter(), time.thread_time()
                 if way == "alone":
                     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
                     torch.save(state, media / ".alone.pt")
                     alone_s.append(time.perf_counter() - start)
+                    alone_cpu_s.append(time.thread_time() - cpu)
                     (media / ".alone.pt").unlink()
                     continue
                 trainer.save_checkpoint()
                 ours_s.append(time.perf_counter() - start)
+                ours_cpu_s.append(time.thread_time() - cpu)
                 saving_mb, _ = peak_mb() - before_mb, forget_peak()
                 vault = trainer._checkpoints._vault
                 assert vault is not None
@@ -92,6 +96,7 @@ def main() -> None:
         load_s, load_mb = time.perf_counter() - start, peak_mb() - before_mb
         trainer.finish()
     ratios = [ours / alone for ours, alone in zip(ours_s, alone_s, strict=True)]
+    cpu_ratios = [ours / alone for ours, alone in zip(ours_cpu_s, alone_cpu_s, strict=True)]
     middle = statistics.median
     print(f"{size_mb:,.0f} MB in the file, {options.rounds} rounds, seconds as median (all)")
     print("| | seconds | |\n| --- | --- | --- |")
@@ -99,9 +104,12 @@ def main() -> None:
         ("`torch.save` alone", alone_s),
         ("`save_checkpoint` blocks", ours_s),
         ("ready after that", ready_s),
+        ("`torch.save` alone, CPU", alone_cpu_s),
+        ("`save_checkpoint`, CPU", ours_cpu_s),
     ):
         print(f"| {name} | {middle(seconds):.2f} | {' '.join(f'{each:.2f}' for each in seconds)} |")
-    print(f"| ratio | {middle(ratios):.3f} | {' '.join(f'{each:.3f}' for each in ratios)} |")
+    for name, column in (("ratio", ratios), ("ratio of CPU", cpu_ratios)):
+        print(f"| {name} | {middle(column):.3f} | {' '.join(f'{each:.3f}' for each in column)} |")
     saving, ready = (max(column) for column in zip(*peaks, strict=True))
     print(f"| `load_checkpoint` | {load_s:.2f} | |")
     print(
