@@ -25,7 +25,8 @@ from launchhelm.store.manifest import sync_directory
 
 FORMATS: Final = ("csv", "jsonl", "parquet")
 _MAX_EXACT: Final = 1 << 53
-_ROWS_PER_GROUP: Final = 32_768
+_CELLS_PER_GROUP: Final = 80_000
+"""Of a row group, which is what stays in memory."""
 
 
 class Form(Protocol):
@@ -160,7 +161,7 @@ class _Parquet:
 
     def write(self, row: Row) -> None:
         self._rows.append(row)
-        if len(self._rows) * len(row) >= _ROWS_PER_GROUP * 10:
+        if len(self._rows) * len(row) >= _CELLS_PER_GROUP:
             self._flush()
 
     def close(self) -> None:
