@@ -153,9 +153,15 @@ def own_state(model: torch.nn.Module, optimizer: Any, others: Others) -> State:
     """
     with others.one_mind():
         _require_known(model, kind(model))
-        state = {"model": bare_state(model), "optimizer": optimizer.state_dict()}
-        _require_whole(state["optimizer"], optimizer)
-    others.require_equal(_outline(state), "has other parameters or states than rank 0")
+        consolidate = getattr(optimizer, "consolidate_state_dict", None)
+        state = {"model": bare_state(model), "optimizer": {"state": {}, "param_groups": []}}
+        if consolidate is not None:  # As of a ZeroRedundancyOptimizer, which is whole on one rank.
+            consolidate(to=0)
+        if consolidate is None or others.rank == 0:
+            state["optimizer"] = optimizer.state_dict()
+            _require_whole(state["optimizer"], optimizer)
+    compared = {"model": state["model"]} if consolidate is not None else state
+    others.require_equal(_outline(compared), "has other parameters or states than rank 0")
     return state
 
 

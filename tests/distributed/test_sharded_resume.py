@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.journals import records
-from tests.support.ranks import Ranks, run_ranks
+from tests.support.ranks import SHARDING, Ranks, run_ranks
 
 DEADLINE_S = 150.0
 Tell = Callable[[str], None]
@@ -99,14 +99,14 @@ def test_a_sharded_training_goes_on_to_the_last_bit_after_a_kill_and_on_one_rank
     tmp_path: Path,
 ) -> None:
     root = str(tmp_path)
-    with Ranks(first, 2, deadline_s=DEADLINE_S, root=root) as ranks:
+    with Ranks(first, 2, deadline_s=DEADLINE_S, imports=SHARDING, root=root) as ranks:
         for rank in range(2):
             ranks.wait_for(rank, "to be killed")
         for rank in range(2):
             ranks.kill(rank)
         ranks.wait()
     (run,) = (tmp_path / "killed").iterdir()
-    ended = run_ranks(second, 2, deadline_s=DEADLINE_S, root=root, run=run.name)
+    ended = run_ranks(second, 2, deadline_s=DEADLINE_S, imports=SHARDING, root=root, run=run.name)
     for rank, one in enumerate(ended):
         losses, weights = json.loads((tmp_path / f"losses-{rank}.json").read_text())
         assert one.value == [losses[SAVED:], weights]

@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from launchhelm.torch._shards import read_index
-from tests.support.ranks import Ranks, run_ranks
+from tests.support.ranks import SHARDING, Ranks, run_ranks
 
 DEADLINE_S = 120.0
-KINDS = {4: ("flat", "hsdp"), 2: ("ddp", "fsdp1", "flat", "part", "compiled")}
-"""By the number of ranks. flat: FSDP1 with flat parameters; part: only one layer is sharded by
-`fully_shard`; hsdp: on a mesh of 2 x 2; compiled: `fully_shard` inside torch.compile."""
+KINDS = {4: ("flat", "hsdp"), 2: ("ddp", "zero", "fsdp1", "flat", "part", "compiled")}
+"""By the number of ranks. zero: DDP whose optimizer is spread over the ranks; flat: FSDP1 with flat
+parameters; part: only one layer is sharded by `fully_shard`; hsdp: on a mesh of 2 x 2; compiled:
+`fully_shard` inside torch.compile."""
 
 Tell = Callable[[str], None]
 
@@ -34,7 +35,7 @@ def wrapped(kind: str, model: Any) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-    if kind == "ddp":
+    if kind in ("ddp", "zero"):
         return torch.nn.parallel.DistributedDataParallel(model)
     if kind in ("fsdp1", "flat"):
         cpu = torch.device("cpu")
@@ -58,6 +59,10 @@ def optimizer_of(model: Any, kind: str = "plain") -> Any:
         for end in ("weight", "bias")
     ]
     groups[1]["weight_decay"] = 0.0
+    if kind == "zero":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(groups, torch.optim.AdamW, lr=0.01)
     return torch.optim.AdamW(groups, lr=0.01)
 
 
@@ -154,19 +159,19 @@ def test_a_state_goes_from_one_process_to_4_ranks_to_2_and_back(tmp_path: Path) 
         train(model, optimizer, range(8, 10))
         train(model, optimizer, range(4, 6))
         whole[name] = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    common = {"root": str(tmp_path), "deadline_s": DEADLINE_S}
+    common = {"root": str(tmp_path), "deadline_s": DEADLINE_S, "imports": SHARDING}
     run_ranks(go_on, 4, come="1", **common)
     run_ranks(go_on, 2, come="4", **common)
     for kind in KINDS[2]:
         found = torch.load(tmp_path / f"2-{kind}", weights_only=True)
-        expected = whole["flat" if kind == "flat" else "hsdp"]
+        name = "flat" if kind == "flat" else "hsdp"
         model = build(seed=0)
-        optimizer = optimizer_of(model, kind)
+        optimizer = optimizer_of(model, name)
         model.load_state_dict(found["model"])  # As any program would, that knows nothing of ranks.
         optimizer.load_state_dict(found["optimizer"])
         restored = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         assert list(restored["model"]) == list(found["model"]), kind
-        assert_equal(restored, expected, exactly=False)
+        assert_equal(restored, whole[name], exactly=False)
 
 
 def refused(rank: int, size: int, tell: Tell, root: str) -> dict[str, str]:
@@ -273,7 +278,8 @@ def sgd(model: Any) -> Any:
 
 def test_what_makes_no_whole_is_refused_on_all_ranks_alike(tmp_path: Path) -> None:
     one, other = (
-        it.value for it in run_ranks(refused, 2, deadline_s=DEADLINE_S, root=str(tmp_path))
+        it.value
+        for it in run_ranks(refused, 2, deadline_s=DEADLINE_S, imports=SHARDING, root=str(tmp_path))
     )
     assert one == other
     assert "rank 1 has other parameters" in one["stage"] and "[4]" in one["stage"]
@@ -355,7 +361,7 @@ def broken(rank: int, size: int, tell: Tell, dies: bool) -> list[Any]:
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_rank_that_fails_or_dies_between_two_tensors_keeps_nobody_waiting(dies: bool) -> None:
     """Beyond the timeout of the mesh's group, which is 3 s here."""
-    with Ranks(broken, 2, deadline_s=DEADLINE_S, dies=dies) as ranks:
+    with Ranks(broken, 2, deadline_s=DEADLINE_S, imports=SHARDING, dies=dies) as ranks:
         left, other = ranks.wait()
     assert (left.code, other.code) == (0, -signal.SIGKILL if dies else 0), (left, other)
     said, waited_s = left.value

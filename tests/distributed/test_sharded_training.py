@@ -12,7 +12,7 @@ import pytest
 from launchhelm.records import Command
 from launchhelm.store import inbox
 from tests.support.journals import final_outcomes, only_run, series
-from tests.support.ranks import run_ranks
+from tests.support.ranks import SHARDING, run_ranks
 
 DEADLINE_S = 120.0
 Tell = Callable[[str], None]
@@ -97,7 +97,10 @@ def commanded(rank: int, size: int, tell: Tell, root: str) -> dict[str, Any]:
 
 def test_every_control_lands_on_a_sharded_model(tmp_path: Path) -> None:
     one, other = (
-        it.value for it in run_ranks(commanded, 2, deadline_s=DEADLINE_S, root=str(tmp_path))
+        it.value
+        for it in run_ranks(
+            commanded, 2, deadline_s=DEADLINE_S, imports=SHARDING, root=str(tmp_path)
+        )
     )
     outcomes = final_outcomes(only_run(tmp_path))
     assert all(
@@ -165,7 +168,8 @@ def shard_of(tensor: Any) -> Any:
 
 def test_scaled_gradients_of_shards_are_clipped_and_skipped_alike(tmp_path: Path) -> None:
     one, other = (
-        it.value for it in run_ranks(scaled, 2, deadline_s=DEADLINE_S, root=str(tmp_path))
+        it.value
+        for it in run_ranks(scaled, 2, deadline_s=DEADLINE_S, imports=SHARDING, root=str(tmp_path))
     )
     assert one == other
     for number, kind in enumerate(KINDS, 1):

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import importlib
 import importlib.util
 import json
 import os
@@ -31,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -40,6 +41,10 @@ from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0
+
+SHARDING = ("torch.distributed.fsdp", "torch._dynamo", "launchhelm.torch")
+"""What ranks with a sharded model import."""
+
 _MARK = "TESTS_SUPPORT_RANKS"
 
 
@@ -86,6 +91,7 @@ class Ranks:
         deadline_s: Seconds after which a rank is killed by its own alarm.
         group: Whether to call `init_process_group("gloo")` before the body.
         environment: Extra environment variables, the same for all ranks.
+        imports: Modules that take long to import; the server does that once.
         arguments: Passed to the body; JSON.
     """
 
@@ -97,6 +103,7 @@ class Ranks:
         deadline_s: float = DEADLINE_S,
         group: bool = True,
         environment: Mapping[str, str] | None = None,
+        imports: Sequence[str] = (),
         **arguments: Any,
     ) -> None:
         # A body's file is executed in every rank; starting ranks there would never end.
@@ -115,6 +122,7 @@ class Ranks:
                 "deadline_s": deadline_s,
                 "group": group,
                 "environment": dict(environment or {}),
+                "imports": list(imports),
                 "port": _free_port(),
             }
         )
@@ -256,6 +264,8 @@ def _serve() -> tuple[Mapping[str, Any], int] | None:
                 os.waitpid(pid, 0)
             return None
         job = json.loads(line)
+        for name in job["imports"]:
+            importlib.import_module(name)
         pids: list[int] = []
         for rank in range(job["size"]):
             pid = os.fork()
