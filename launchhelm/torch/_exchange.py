@@ -303,23 +303,19 @@ class Exchange:
 
     def _look(self, action: Look) -> Looked:
         machine, is_regular = self._machine, self._pace.is_regular(self._call, self._step)
-        if action.under_way:
-            return self._look_again(self._under_way, is_regular)
         # Where steps rise by one per call, a command for a later step travels early.
         first = self._desk.upcoming(self._step) if is_regular and self._desk is not None else None
-        lead = 0 if first is None else self._lead()
-        size = self._take(0 if first is None else lead + 1)
+        if action.under_way:
+            return self._look_again(self._under_way, is_regular, first)
+        size = self._take(0 if first is None else self._lead() + 1)
         if self._links is None or not machine.on:
             return Looked(size)  # Every call is due; there is no pace.
-        interval, drift, compare = self._interval(), None, False
+        interval, drift, compare = self._interval(first, machine.due), None, False
         if size is None:
             drift, compare = self._compared.found(), self._compared.is_due
-            spare = self._calls_to(first) - 1 - lead
-            if spare > 0:
-                interval = min(interval, spare)
         return Looked(size, False, False, interval, self._pace.soon(), compare, drift)
 
-    def _look_again(self, task: Task, is_regular: bool) -> Looked:
+    def _look_again(self, task: Task, is_regular: bool, next_step: int | None) -> Looked:
         """Look whether the record of the command under way is durable, and its step near."""
         durable = task.ticket is not None and task.ticket.durable
         overdue = not durable and self._now() - task.recorded_at > RECORD_LIMIT_S
@@ -328,18 +324,27 @@ class Exchange:
             durable = False  # It was taken early, and now its step must come first.
         if self._links is None:
             return Looked(None, durable, overdue, at=self._call + calls)
-        interval, soon = self._interval(), self._pace.soon()
+        at = self._call + calls
+        interval = self._interval(next_step, self._machine.apply_at(at))
+        soon = self._pace.soon()
         if calls > 0:
             soon = max(1, min(soon, calls - 2))
-        return Looked(None, durable, overdue, interval, soon, at=self._call + calls)
+        return Looked(None, durable, overdue, interval, soon, at=at)
 
     def _lead(self) -> int:
         """Return how many calls after its announcement a command can surely be applied."""
         every = self._machine.every
         return 2 * every if every else self._pace.lead()
 
-    def _interval(self) -> int:
-        return 0 if self._machine.every else self._pace.next_interval()
+    def _interval(self, step: int | None, call: int) -> int:
+        """Return the calls from one to the next exchange, in time for a command for that step."""
+        if self._machine.every:
+            return 0
+        interval = self._pace.next_interval()
+        if step is None:
+            return interval
+        spare = self._call + self._calls_to(step) - self._lead() - call
+        return min(interval, max(spare, self._pace.soon()))
 
     def _calls_to(self, step: int | None) -> int:
         """Return in how many calls that step comes, if steps go on rising by one per call."""

@@ -215,8 +215,9 @@ class Peers:
         for _ in range(10):
             dead = self._dead()
             if dead:
-                names = ", ".join(self.name_of(rank) for rank in dead)
-                return Cause("dead", tuple(dead), f"the process of rank {names} is gone")
+                names = ", ".join(f"rank {self.name_of(rank)}" for rank in dead)
+                what = f"process of {names} is" if len(dead) == 1 else f"processes of {names} are"
+                return Cause("dead", tuple(dead), f"the {what} gone")
             time.sleep(0.05)
         return cause or Cause("broken", (), f"the connection broke: {first_line(error)}")
 

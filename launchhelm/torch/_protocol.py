@@ -356,7 +356,7 @@ class Machine:
         if self.stage == "accepted":
             if looked.durable:
                 self.doubt = True
-                self.apply_call = at = self._apply_at(looked.at)
+                self.apply_call = at = self.apply_at(looked.at)
                 return Packet(serial, Kind.APPLY, at + interval, self.command, apply_call=at)
             if looked.overdue:
                 return Packet(serial, Kind.REJECT, due + interval, self.command)
@@ -371,7 +371,7 @@ class Machine:
             return Packet(serial, Kind.COMPARE, due + interval)
         return Packet(serial, Kind.IDLE, due + interval)
 
-    def _apply_at(self, wanted: int) -> int:
+    def apply_at(self, wanted: int) -> int:
         """Return the call for an apply that the next packet announces; always a later one."""
         every = self.every or 1
         return max(self.due + every, -(-wanted // every) * every)

@@ -430,11 +430,15 @@ def _sub_group(rank: int, size: int, tell: Any) -> Any:
 
     group = dist.new_group([1, 3])
     if rank not in (1, 3):
+        deadline = time.monotonic() + 60.0
+        while not tell.told("done", 2) and time.monotonic() < deadline:
+            time.sleep(0.05)  # Rank 0 has the store.
         return None
     loop = Loop([fields(command("lr", 3, value=0.5))], process_group=group)
     step = loop.until(lambda: 0.5 in loop.plant.held.values(), 1)
     loop.steps(step, step + 20)
     loop.exchange.finish()
+    tell("done")
     return loop.report(size=loop.links.size if loop.links else 0)
 
 

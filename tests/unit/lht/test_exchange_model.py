@@ -146,7 +146,7 @@ class TrustsItself(Machine):
 class AppliesAtOnce(Machine):
     """The apply call is the one at which the others first hear of it."""
 
-    def _apply_at(self, wanted: int) -> int:
+    def apply_at(self, wanted: int) -> int:
         return self.due
 
 
