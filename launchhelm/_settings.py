@@ -60,6 +60,12 @@ SLURM_RESTART_COUNT = Setting("SLURM_RESTART_COUNT", "", "Requeues so far, set b
 GLOO_SOCKET_IFNAME = Setting(
     "GLOO_SOCKET_IFNAME", "", "Network interface that gloo uses; `launchhelm doctor` looks at it."
 )
+XDG_RUNTIME_DIR = Setting(
+    "XDG_RUNTIME_DIR", "", "Directory of this user alone; `launchhelm ui` makes its socket there."
+)
+SSH_CONNECTION = Setting(
+    "SSH_CONNECTION", "", "Set by ssh; `launchhelm ui` then says how to reach it by a tunnel."
+)
 NO_COLOR = Setting("NO_COLOR", "", "Any value: the command line prints no colour.")
 
 SETTINGS = tuple(value for value in list(globals().values()) if isinstance(value, Setting))

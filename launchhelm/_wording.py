@@ -441,6 +441,29 @@ def unreadable_text(problem: str, owner: str = "") -> str:
     return f"unreadable: {plain(problem)}" + (f" (owner {plain(owner)})" if owner else "")
 
 
+def waiting_text(count: int) -> str:
+    """Say how many commands have no outcome yet."""
+    return f"{count:,} {'command' if count == 1 else 'commands'} waiting"
+
+
+def diverged_text(name: str, by_rank: Mapping[str, Any]) -> str:
+    """Say which value a control has on which rank, where they differ."""
+    said = ", ".join(
+        f"{values_text(value)} on rank {plain(str(rank))}" for rank, value in by_rank.items()
+    )
+    return f"diverged: {plain(name)} is {said}"
+
+
+def inbox_text(path: str, owner: str, mode: int) -> str:
+    """Say why this user may not control a run."""
+    return (
+        f"{plain(path)} is owned by {plain(owner)}, mode {mode:04o}: you may not control this run"
+    )
+
+
+READ_ONLY: Final = "this dashboard is read-only (--read-only)"
+
+
 # Numbers, time, names -----------------------------------------------------------------------
 
 

@@ -26,6 +26,7 @@ VERBS: Final[Mapping[str, str]] = {
     "show": "one run: state, processes, controls, commands",
     "tail": "follow metrics, events, commands or console lines",
     "control": "change a running training, see what may be changed and what became of it",
+    "ui": "the same in a browser: curves, processes, controls",
     "sync": "send runs to a server, once or for good",
     "status": "what of which run is on which server, without a network",
     "export": "a run as tables: CSV, JSON lines, Parquet",

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from launchhelm import _wording, views
-from launchhelm.cli import _filter, documents, selection
+from launchhelm.cli import documents, selection
 from launchhelm.cli._exit import Exit, UsageError
 from launchhelm.cli.output import Output
+from launchhelm.errors import ConfigError
+from launchhelm.views import filter as run_filter
 
 DESCRIPTION = """List runs. FILTER: words match title, id and tags; state: host: tag: project:
 group: before: after: match fields; name=value (= != < <= > >= ~) compares config and fields; -term
@@ -73,7 +75,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Print one row per run."""
     columns = _columns(arguments.columns)
     key, reverse = _sort_key(arguments.sort, arguments.reverse)
-    keep = _filter.parse(" ".join(arguments.filter))
+    try:
+        keep = run_filter.parse(" ".join(arguments.filter))
+    except ConfigError as error:
+        raise UsageError(error.message) from None
     problems: list[str] = []
     roots = selection.roots(arguments)
     rows = []

@@ -13,7 +13,7 @@ from launchhelm.cli import documents, selection
 from launchhelm.cli._exit import Exit
 from launchhelm.cli._sections import print_command, print_controls
 from launchhelm.cli.output import Output
-from launchhelm.views.around import around_of
+from launchhelm.views.around import around_of, diverged_of
 from launchhelm.views.plan import values_of
 
 DESCRIPTION = """Show one run. Without a section option: header, processes, controls, last commands
@@ -93,7 +93,7 @@ def document_of(view: views.RunView, pattern: str | None) -> documents.Document:
         "processes": [documents.process_document(each) for each in view.participants],
         "controlling": view.controls.get("control"),
         "controlling_why": view.controls.get("why", ""),
-        "diverged": _diverged(view),
+        "diverged": diverged_of(view),
         "controls": [
             documents.control_document(each, values) for each in view.capabilities.values()
         ],
@@ -222,16 +222,6 @@ def _folded(processes: Sequence[views.ParticipantView]) -> str:
     return "  " + "; ".join(said)
 
 
-def _diverged(view: views.RunView) -> dict[str, dict[str, Any]]:
-    """Return {control: {rank: value}} of values that differed between ranks when last compared."""
-    found = view.controls.get("diverged")
-    return {
-        str(name): by_rank
-        for name, by_rank in (found.items() if isinstance(found, dict) else ())
-        if isinstance(by_rank, dict)
-    }
-
-
 def _print_controls(view: views.RunView, output: Output, *, every: bool) -> None:
     values = values_of(view)
     if view.controls.get("control") == "off":
@@ -240,13 +230,8 @@ def _print_controls(view: views.RunView, output: Output, *, every: bool) -> None
     frozen = views.frozen(view.commands)
     if frozen:
         output.line(output.paint(_wording.plain(frozen), "bad"))
-    for name, by_rank in _diverged(view).items():
-        said = ", ".join(
-            f"{_wording.values_text(value)} on rank {_wording.plain(rank)}"
-            for rank, value in by_rank.items()
-        )
-        text = f"diverged: {_wording.plain(name)} is {said}"
-        output.line(output.paint(text, "bad"))
+    for name, by_rank in diverged_of(view).items():
+        output.line(output.paint(_wording.diverged_text(name, by_rank), "bad"))
     if every:
         print_controls(view, output)
         return
@@ -278,17 +263,7 @@ def _print_files(view: views.RunView, output: Output) -> None:
 
 
 def _print_losses(view: views.RunView, output: Output) -> None:
-    losses = view.losses
-    said = []
-    if losses.records:
-        said.append(f"{losses.records:,} records given up by their writers")
-    if losses.gaps:
-        lost = sum(gap.last - gap.first + 1 for gap in losses.gaps)
-        said.append(f"{lost:,} records of rank 0 missing: {_wording.plain(losses.gaps[0].why)}")
-    if losses.storage_errors:
-        said.append(f"{losses.storage_errors:,} writes refused by storage")
-    said += [f"fault in {_wording.plain(name)} x{n:,}" for name, n in losses.faults.items()]
-    for each in said:
+    for each in view.losses.texts():
         output.line(output.paint(f"lost: {each}", "bad"))
 
 

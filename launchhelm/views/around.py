@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from launchhelm._wording import Around, Quiet
 from launchhelm.records import CANCEL
@@ -82,3 +82,13 @@ def pace_of(view: RunView) -> float | None:
     """Return seconds per step, the median over ranks that report it."""
     times = [each.step_time_ms for each in view.participants if each.step_time_ms]
     return median(times) / 1000 if times else None
+
+
+def diverged_of(view: RunView) -> dict[str, dict[str, Any]]:
+    """Return {control: {rank: value}} of values that differed between ranks when last compared."""
+    found = view.controls.get("diverged")
+    return {
+        str(name): by_rank
+        for name, by_rank in (found.items() if isinstance(found, dict) else ())
+        if isinstance(by_rank, dict)
+    }

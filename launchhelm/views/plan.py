@@ -9,6 +9,7 @@ import os
 import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from launchhelm import _wording
@@ -16,7 +17,7 @@ from launchhelm._clock import SYSTEM_CLOCK
 from launchhelm._ids import new_run_id
 from launchhelm.controls import preview
 from launchhelm.records import Command
-from launchhelm.store import inbox
+from launchhelm.store import inbox, layout
 from launchhelm.views.around import around_of
 from launchhelm.views.commands import frozen
 from launchhelm.views.run import RunView
@@ -67,6 +68,21 @@ def refusal_of(run: RunView) -> str:
             return f"{name} has not said yet what may be changed; try again in a moment."
         return f"{name} declares no controls; `Trainer.watch` or `Trainer.tunable` declares some."
     return ""
+
+
+def may_send(run_directory: Path) -> str:
+    """Say why this user may not control a run, "" when it may, as far as files tell.
+
+    The ranks look at the owner of each command again.
+    """
+    folder = run_directory / layout.CONTROL
+    try:
+        facts = os.stat(folder)
+    except OSError as error:
+        return f"{_wording.plain(str(folder))}: {error.strerror}"
+    if os.access(folder, os.W_OK | os.X_OK):
+        return ""
+    return _wording.inbox_text(str(folder), inbox.user_name(facts.st_uid), facts.st_mode & 0o7777)
 
 
 def command_for(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from launchhelm import _wording
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import NotFound, StorageError
 from launchhelm.records import Command, Record, WriterId
@@ -79,6 +80,19 @@ class Losses:
 
     def __bool__(self) -> bool:
         return bool(self.records or self.gaps or self.storage_errors or self.faults)
+
+    def texts(self) -> list[str]:
+        """Say each of it in words."""
+        said = []
+        if self.records:
+            said.append(f"{self.records:,} records given up by their writers")
+        if self.gaps:
+            lost = sum(gap.last - gap.first + 1 for gap in self.gaps)
+            said.append(f"{lost:,} records of rank 0 missing: {_wording.plain(self.gaps[0].why)}")
+        if self.storage_errors:
+            said.append(f"{self.storage_errors:,} writes refused by storage")
+        said += [f"fault in {_wording.plain(name)} x{n:,}" for name, n in self.faults.items()]
+        return said
 
 
 def open_run(

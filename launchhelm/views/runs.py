@@ -219,12 +219,13 @@ def _unreadable(directory: Path, error: Exception) -> RunSummary:
         name=directory.name,
         project="",
         created_at=0.0,
-        state=RunState("unreadable", _wording.unreadable_text(said, _owner(directory))),
+        state=RunState("unreadable", _wording.unreadable_text(said, owner_of(directory))),
         problem=said,
     )
 
 
-def _owner(directory: Path) -> str:
+def owner_of(directory: Path) -> str:
+    """Name the owner of a directory, "" when it cannot be asked."""
     try:
         uid = directory.stat().st_uid
     except OSError:
@@ -295,7 +296,7 @@ def _as_path(selector: str) -> Path | None:
         is_run = not {layout.MANIFEST, layout.NODES}.isdisjoint(os.listdir(path))
     except PermissionError as error:
         raise StorageError(
-            f"{path} cannot be read: {error.strerror} (owner {_owner(path)})."
+            f"{path} cannot be read: {error.strerror} (owner {owner_of(path)})."
         ) from error
     except OSError:
         is_run = False

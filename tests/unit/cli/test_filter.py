@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launchhelm.cli import _filter
-from launchhelm.cli._exit import UsageError
+from launchhelm.errors import ConfigError
+from launchhelm.views import filter as _filter
 
 ROW = {
     "id": "0199-abcd",
@@ -70,5 +70,5 @@ def test_a_filter_that_does_not_fit_drops_the_run(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["lr>", "lr>fast", "before:soon"])
 def test_a_bad_filter_says_where(text: str) -> None:
-    with pytest.raises(UsageError, match="Filter"):
+    with pytest.raises(ConfigError, match="Filter"):
         _filter.parse(text)

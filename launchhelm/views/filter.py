@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from launchhelm.cli._exit import UsageError
+from launchhelm.errors import ConfigError
 
-Row = Mapping[str, Any]  # Any: a run document, see documents.py.
+Row = Mapping[str, Any]  # Any: a run document, as `ls --json` prints it.
 Predicate = Callable[[Row], bool]
 
 _KEYS: Final = {
@@ -30,7 +30,7 @@ def parse(text: str) -> Predicate:
     """Make the predicate of a filter; an empty one matches all.
 
     Raises:
-        UsageError: A term cannot be read; the message says which.
+        ConfigError: A term cannot be read; the message says which.
     """
     terms = [_term(word) for word in text.split()]
     return lambda row: all(term(row) for term in terms)
@@ -67,15 +67,15 @@ def _moment(word: str, value: str) -> float:
     try:
         return datetime.fromisoformat(value).timestamp()
     except ValueError:
-        raise UsageError(f"Filter {word!r}: a date is written 2026-11-30.") from None
+        raise ConfigError(f"Filter {word!r}: a date is written 2026-11-30.") from None
 
 
 def _comparison(word: str, name: str, operator: str, text: str) -> Predicate:
     if not text:
-        raise UsageError(f"Filter {word!r}: a value is missing after {operator}.")
+        raise ConfigError(f"Filter {word!r}: a value is missing after {operator}.")
     number = _as_number(text)
     if operator in ("<", "<=", ">", ">=") and number is None:
-        raise UsageError(f"Filter {word!r}: {operator} compares numbers.")
+        raise ConfigError(f"Filter {word!r}: {operator} compares numbers.")
 
     def holds(row: Row) -> bool:
         found = _look_up(row, name)

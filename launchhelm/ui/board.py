@@ -1,0 +1,233 @@
+"""All runs under the roots, looked at as rarely as their state allows, and the ones that are open.
+
+One board serves all viewers. A run is found by its id among those that were listed; nothing that a
+client says becomes a path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from launchhelm import views
+from launchhelm._clock import SYSTEM_CLOCK, Clock
+from launchhelm.errors import LaunchHelmError
+from launchhelm.store import layout
+from launchhelm.ui.request import Problem
+from launchhelm.views.curves import Curves
+from launchhelm.views.liveness import Observer
+from launchhelm.views.runs import run_directories, summarise
+
+LIST_S: Final = 10.0
+LIVE_S: Final = 2.0
+IDLE_S: Final = 30.0
+"""How often roots are listed, runs that live are looked at, and those that do not."""
+
+FRESH_S: Final = 0.5
+"""An open run is not looked at again within this time."""
+
+MAX_OPEN: Final = 16
+_LIVE: Final = frozenset({"starting", "running"})
+
+
+@dataclass(slots=True)
+class _Place:
+    """One directory under a root."""
+
+    directory: Path
+    summary: views.RunSummary | None = None
+    token: tuple[int, ...] = ()
+    looked_at: float = -1e9
+
+
+@dataclass(slots=True)
+class OpenRun:
+    """A run that somebody looks at. Use it within `lock`."""
+
+    view: views.RunView
+    curves: Curves
+    opened_at: float = 0.0
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    looked_at: float = -1e9
+
+
+class Board:
+    """The runs of some roots.
+
+    Args:
+        roots: Directories of runs, or run directories themselves.
+        read_only: Nobody may control from here.
+    """
+
+    def __init__(
+        self, roots: Sequence[Path], *, read_only: bool = False, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.roots = [root.absolute() for root in roots]
+        self.read_only = read_only
+        self.clock = clock
+        self._observer = Observer(clock)
+        self._places: dict[Path, _Place] = {}
+        self._problems: dict[Path, str] = {}
+        self._listed_at = -1e9
+        self._open: OrderedDict[str, OpenRun] = OrderedDict()
+        self._lock = threading.RLock()
+
+    # --- the list -----------------------------------------------------------------------------
+
+    def look(self, budget_s: float = 1e9) -> tuple[list[views.RunSummary], int]:
+        """Look at the runs whose turn it is.
+
+        Args:
+            budget_s: Ends early after this time; the next call goes on.
+
+        Returns:
+            All summaries so far, newest run first, and how many directories there are.
+        """
+        with self._lock:
+            start = self.clock.monotonic()
+            if start - self._listed_at >= LIST_S:
+                self._list()
+                self._listed_at = start
+            due = [place for place in self._places.values() if self._is_due(place, start)]
+            due.sort(key=lambda place: place.looked_at)
+            for place in due:
+                if self.clock.monotonic() - start > budget_s:
+                    break
+                self._look_at(place)
+            found = [place.summary for place in self._places.values() if place.summary is not None]
+            found.sort(key=lambda run: run.run_id, reverse=True)
+            waiting = sum(place.looked_at < 0 for place in self._places.values())
+            return found, len(found) + waiting
+
+    @property
+    def problems(self) -> dict[Path, str]:
+        """What looks like a run or a root and cannot be read, and why."""
+        with self._lock:
+            said = dict(self._problems)
+            for place in self._places.values():
+                if place.summary is not None and place.summary.problem:
+                    said[place.directory] = place.summary.problem
+            return said
+
+    def _list(self) -> None:
+        there: list[Path] = []
+        self._problems.clear()
+        for root in self.roots:
+            if layout.MANIFEST in _names(root):
+                there.append(root)
+                continue
+            try:
+                there += run_directories(root)
+            except LaunchHelmError as error:
+                self._problems[root] = error.message
+        self._places = {path: self._places.get(path) or _Place(path) for path in there}
+
+    def _is_due(self, place: _Place, now: float) -> bool:
+        summary = place.summary
+        is_live = summary is not None and summary.state.word in _LIVE
+        return now - place.looked_at >= (LIVE_S if is_live else IDLE_S)
+
+    def _look_at(self, place: _Place) -> None:
+        first = place.looked_at < 0
+        place.looked_at = self.clock.monotonic()
+        summary = place.summary
+        token = _token(place.directory)
+        if not first and summary is None and token == place.token:
+            return  # It is no run, and nothing has come into it.
+        if summary is not None and summary.state.is_over and token == place.token:
+            return
+        place.token = token
+        place.summary = summarise(place.directory, self._observer)
+
+    def unknown(self, id_: str) -> int:
+        """Count the outcomes that nobody knows, of a run that is open."""
+        run = self._open.get(id_)
+        if run is None:
+            return 0
+        return sum(each.state == "outcome_unknown" for each in run.view.commands)
+
+    # --- one run ------------------------------------------------------------------------------
+
+    def find(self, id_: str) -> views.RunSummary:
+        """Return the run of an id, or of the only one that begins so.
+
+        Raises:
+            Problem: There is none, or several.
+        """
+        with self._lock:
+            if not self._places:
+                self.look()
+            mine = self._with_id(id_)
+            if not mine:
+                self._listed_at = -1e9
+                self.look()
+                mine = self._with_id(id_)
+        if not mine:
+            raise Problem(404, "no_such_run", "There is no run of that id.", remedy="See the list.")
+        if len(mine) > 1:
+            raise Problem(409, "ambiguous", f"{len(mine)} runs begin so.", remedy="Give more.")
+        return mine[0]
+
+    def _with_id(self, id_: str) -> list[views.RunSummary]:
+        known = [place.summary for place in self._places.values() if place.summary is not None]
+        same = [run for run in known if run.run_id == id_]
+        if same or len(id_) < 4:
+            return same[:1]
+        return [run for run in known if run.run_id.startswith(id_)]
+
+    @contextlib.contextmanager
+    def open(self, id_: str) -> Iterator[OpenRun]:
+        """Give a run to one thread, freshly looked at.
+
+        Raises:
+            Problem: There is no such run, or it cannot be read.
+        """
+        summary = self.find(id_)
+        run = self._opened(summary)
+        with run.lock:
+            now = self.clock.monotonic()
+            if now - run.looked_at >= FRESH_S:
+                run.view.refresh()
+                run.looked_at = self.clock.monotonic()
+            yield run
+
+    def _opened(self, summary: views.RunSummary) -> OpenRun:
+        with self._lock:
+            run = self._open.get(summary.run_id)
+            if run is None:
+                try:
+                    view = views.RunView(summary.directory, self._observer)
+                except LaunchHelmError as error:
+                    raise Problem(
+                        503, "unreadable", error.message, kept=error.kept, remedy=error.remedy
+                    ) from error
+                run = OpenRun(view, Curves(summary.directory), self.clock.monotonic())
+                self._open[summary.run_id] = run
+            self._open.move_to_end(summary.run_id)
+            while len(self._open) > MAX_OPEN:
+                self._open.popitem(last=False)
+            return run
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def _token(directory: Path) -> tuple[int, ...]:
+    """Return what changes whenever a file comes into a run, or goes."""
+    token = []
+    for path in (directory, directory / layout.DATA, directory / layout.CONTROL):
+        try:
+            token.append(path.stat().st_mtime_ns)
+        except OSError:
+            token.append(0)
+    return tuple(token)
