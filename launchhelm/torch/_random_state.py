@@ -8,6 +8,7 @@ are the script's to save.
 from __future__ import annotations
 
 import base64
+import importlib
 import random
 import sys
 from collections.abc import Mapping, Sequence
@@ -127,14 +128,13 @@ def _cuda(state: Mapping[str, Any]) -> Sequence[torch.Tensor]:
 
 
 def _numpy(state: Mapping[str, Any]) -> Any:
-    """Return NumPy where it is needed and can be had."""
+    """Return NumPy where a file needs it and it can be had: this package does without."""
     if "numpy" not in state:
         return None
     try:
-        import numpy
+        return importlib.import_module("numpy")
     except ImportError:
         return None
-    return numpy
 
 
 def _numpy_tuple(state: Mapping[str, Any]) -> tuple[str, list[int], int, int, float]:
