@@ -1,0 +1,364 @@
+// What may be changed, a form for it, and the ledger of all that was asked for.
+//
+// Nothing is sent before Send, and Send waits for a check of exactly this input.
+
+import { html, nothing } from "../vendor/lit-html.js";
+import { repeat } from "../vendor/directives/repeat.js";
+import * as api from "../lib/api.js";
+import { set } from "../lib/address.js";
+import { ago, count, fullTime, plural, text, time, visible } from "../lib/format.js";
+import { load, loaded } from "../lib/load.js";
+import { say, state, update } from "../lib/state.js";
+import { collect, formView } from "../parts/form.js";
+import { close } from "../parts/dialog.js";
+import { download, empty, failed, shown } from "../parts/words.js";
+import { inputText } from "./charts.js";
+
+const CHECK_AFTER_MS = 300;
+const TONES = { "▲": "good", "?": "unknown", "✕": "bad" };
+
+const path = (rest) => `runs/${encodeURIComponent(state.route.id)}/${rest}`;
+
+const refresh = () => load("controls", () => api.get(path("controls")));
+
+async function refreshLedger() {
+  const before = new Map((loaded("ledger").value?.commands ?? []).map((one) => [one.id, one.text]));
+  await load("ledger", () => api.get(path("commands")));
+  for (const one of loaded("ledger").value?.commands ?? []) {
+    if (before.size && before.get(one.id) !== one.text) say(`${one.name}: ${one.text}`, one.state === "outcome_unknown");
+  }
+}
+
+// The draft: what the person has filled in for the one control that is open. `asked` is the input
+// of the newest check, `checked` its answer; an answer to an older input is thrown away.
+const draft = () => state.page.draft;
+
+function pick(name, values = {}) {
+  state.page.draft = { name, values, problems: {}, reason: "", when: "next", first: "", last: "", asked: "", checked: null, sending: false };
+  clearTimeout(state.page.timer);
+  update();
+  requestAnimationFrame(() => requestAnimationFrame(() => document.querySelector(".change input, .change select")?.focus()));
+  consider();
+}
+
+function onInput(field, value) {
+  draft().values[field] = value;
+  consider();
+}
+
+const controlOf = (name) => loaded("controls").value?.controls.find((one) => one.name === name);
+
+function bodyOf(one) {
+  const { input } = collect(controlOf(one.name).schema, one);
+  const step = (given) => (given === "" ? undefined : Number(given.replaceAll(",", "")));
+  const body = { name: one.name, input, expected: controlOf(one.name).values };
+  if (one.when === "at" && step(one.first) !== undefined) body.first_step = step(one.first);
+  if (one.when === "at" && step(one.last) !== undefined) body.last_step = step(one.last);
+  return body;
+}
+
+function consider() {
+  const one = draft();
+  const { problems } = collect(controlOf(one.name).schema, one);
+  const touched = (field) => one.values[field] !== undefined && one.values[field] !== "";
+  one.problems = Object.fromEntries(Object.entries(problems).filter(([field]) => touched(field)));
+  for (const field of ["first", "last"]) {
+    if (one.when === "at" && !/^[\d,]*$/.test(one[field])) one.problems[field] = "is to be a step";
+  }
+  one.checked = null;
+  one.failure = null;
+  one.asked = "";
+  update();
+  clearTimeout(state.page.timer);
+  if (Object.keys(problems).length || Object.keys(one.problems).length) return;
+  state.page.timer = setTimeout(check, CHECK_AFTER_MS);
+}
+
+async function check() {
+  const one = draft();
+  if (!one || state.route?.tab !== "controls") return;
+  const body = bodyOf(one);
+  const asked = JSON.stringify(body);
+  one.asked = asked;
+  try {
+    const checked = await api.post(path("commands/check"), body);
+    if (one.asked === asked && one === draft()) one.checked = { ...checked, body };
+  } catch (error) {
+    if (one.asked === asked) one.failure = error;
+  }
+  update();
+}
+
+function send() {
+  const one = draft();
+  const guards = one.checked.guards ?? [];
+  if (!guards.length) return deliver([]);
+  one.typed = "";
+  update({ dialog: () => confirmView(one, guards) });
+}
+
+function confirmView(one, guards) {
+  const typed = guards.find((guard) => guard.typed)?.typed ?? "";
+  const sure = (event) => {
+    event.preventDefault();
+    close();
+    deliver(guards.map((guard) => guard.rule));
+  };
+  return html`<h2 id="dialog-title">Send ${visible(one.name)} all the same?</h2>
+    <ul>${guards.map((guard) => html`<li>${visible(guard.text)}</li>`)}</ul>
+    <form @submit=${sure}>
+      ${typed ? html`<label>Type <strong>${visible(typed)}</strong> to confirm
+        <input autocomplete="off" .value=${one.typed} @input=${(event) => { one.typed = event.target.value; update(); }}></label>` : nothing}
+      <p class="line end"><button class="main" ?disabled=${one.typed !== typed}>Send</button></p>
+    </form>`;
+}
+
+// The id is made once per draft, so that sending twice is one command.
+async function deliver(confirmed) {
+  const one = draft();
+  if (one.sending || !one.checked) return;
+  one.id ??= crypto.randomUUID?.() ?? makeId();
+  one.sending = true;
+  update();
+  try {
+    const sent = await api.post(path("commands"), { ...one.checked.body, id: one.id, reason: one.reason, confirmed });
+    state.page.draft = null;
+    say(`Written: ${one.name}`, true);
+    set({ cmd: sent.id ?? one.id });
+    refreshLedger();
+  } catch (error) {
+    one.failure = error;
+    one.checked = null;
+    one.sending = false;
+    one.id = undefined;
+    if (error.code === "changed_meanwhile") refresh();
+  }
+  update();
+}
+
+// For pages that are not on localhost, where the browser offers no randomUUID.
+function makeId() {
+  const hex = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-4${hex.slice(13, 16)}-a${hex.slice(17, 20)}-${hex.slice(20)}`;
+}
+
+async function order(id, what) {
+  try {
+    await api.post(path(`commands/${encodeURIComponent(id)}/${what}`), {});
+    say(`${what} written`, true);
+  } catch (error) {
+    update({ dialog: () => html`<h2 id="dialog-title">${what} was not written</h2><p>${error.message} ${error.remedy}</p>` });
+  }
+  refreshLedger();
+}
+
+function revert(command) {
+  update({
+    dialog: () => html`<h2 id="dialog-title">Set ${visible(command.name)} back?</h2>
+      <p>A new command sets the values from before ${visible(command.name)} ${visible(inputText(command.input))}.
+      Weights are not restored.</p>
+      <p class="line end"><button type="button" class="main" @click=${() => { close(); order(command.id, "revert"); }}>Send</button></p>`,
+  });
+}
+
+function rights(value) {
+  return value.rights ?? state.run?.rights ?? { can_control: true, reason: "" };
+}
+
+function stateNote() {
+  const word = state.run?.state;
+  if (["finished", "failed", "stopped"].includes(word)) return html`<p class="banner"><span aria-hidden="true">■</span> The run ${visible(state.run.state_text)}; nothing can be changed any more.</p>`;
+  if (word === "no news") return html`<p class="banner"><span aria-hidden="true">◐</span> There is ${visible(state.run.state_text)}: commands will wait, and expire unless the run answers.</p>`;
+  return nothing;
+}
+
+function valuesText(control) {
+  if (control.text) return visible(control.text);
+  const { values } = control;
+  if (values === null || values === undefined) return "";
+  if (typeof values !== "object") return text(values);
+  return Object.entries(values).map(([name, value]) => `${visible(name)} ${text(value)}`).join(", ");
+}
+
+function controlsTable(value, mayControl) {
+  const open = draft()?.name;
+  return html`<table class="plain controls"><caption class="unseen">Controls and their present values</caption>
+    <thead><tr><th scope="col">Control</th><th scope="col">Present</th><th scope="col"><span class="unseen">Change</span></th></tr></thead>
+    <tbody>${value.controls.map((one) => html`<tr data-row=${one.name}>
+      <th scope="row">${visible(one.name)}</th>
+      <td>${valuesText(one)}${one.effect ? html` <span class="quiet">${visible(one.effect)}</span>` : nothing}</td>
+      <td><button type="button" aria-expanded=${open === one.name} @click=${() => pick(one.name)}>${mayControl ? "change" : "look"}<span class="unseen"> ${visible(one.name)}</span></button></td>
+    </tr>`)}</tbody></table>`;
+}
+
+function changeForm(value, mayControl, reason) {
+  const one = draft();
+  const control = one && controlOf(one.name);
+  if (!control) return nothing;
+  const { checked, failure } = one;
+  const disabled = !mayControl || one.sending;
+  const field = (name) => (event) => { one[name] = event.target.value; consider(); };
+  const submit = (event) => {
+    event.preventDefault();
+    if (checked?.valid && !disabled) send();
+  };
+  return html`<form class="change" aria-label=${`Change ${visible(one.name)}`} @submit=${submit}>
+    <h3>Change ${visible(one.name)}</h3>
+    ${mayControl ? nothing : html`<p class="banner"><span aria-hidden="true">!</span> Controlling is off: ${visible(reason)}</p>`}
+    ${formView(control.schema, { ...one, problems: { ...one.problems, ...(checked?.fields ?? {}) } }, onInput, disabled)}
+    <fieldset class="line"><legend>when</legend>
+      <label><input type="radio" name="when" value="next" .checked=${one.when === "next"} ?disabled=${disabled} @change=${field("when")}> next safe point</label>
+      <label><input type="radio" name="when" value="at" .checked=${one.when === "at"} ?disabled=${disabled} @change=${field("when")}> at a step</label>
+      ${one.when === "at" ? html`<label>from <input class="step" inputmode="numeric" .value=${one.first} @input=${field("first")}></label>
+        <label>until <input class="step" inputmode="numeric" .value=${one.last} @input=${field("last")}></label>
+        <span class="problem">${one.problems.first ?? one.problems.last ?? ""}</span>` : nothing}
+    </fieldset>
+    <div class="field"><label for="why">why</label><input id="why" .value=${one.reason} ?disabled=${disabled} maxlength="500"
+      autocomplete="off" @input=${(event) => { one.reason = event.target.value; }}></div>
+    <div class="check" aria-live="polite" data-valid=${checked ? String(checked.valid) : nothing}>${checkView(one)}</div>
+    ${failure ? failed(failure) : nothing}
+    <p class="line end"><span class="quiet">Nothing is sent before this.</span>
+      <button type="button" @click=${() => { state.page.draft = null; update(); }}>Close</button>
+      <button class="main" ?disabled=${disabled || !checked?.valid}>${one.sending ? "Sending …" : "Send"}</button></p>
+  </form>`;
+}
+
+function checkView(one) {
+  const { checked, asked, failure } = one;
+  if (failure) return nothing;
+  if (!checked) return html`<p class="quiet">${asked ? "Checking …" : "What would happen is said here as soon as the form is filled in."}</p>`;
+  const lines = [...(checked.text ?? []), checked.when].filter(Boolean);
+  return html`${lines.map((line) => html`<p>${visible(line)}</p>`)}
+    ${(checked.queue ?? []).map((line) => html`<p class="quiet">before it: ${visible(line)}</p>`)}
+    ${(checked.guards ?? []).map((guard) => html`<p><span class="mark unknown" aria-hidden="true">!</span> ${visible(guard.text)}</p>`)}
+    ${checked.valid ? nothing : Object.entries(checked.fields ?? {}).map(([field, problem]) => html`<p class="problem">${visible(field)} ${visible(problem)}</p>`)}`;
+}
+
+// The ledger ---------------------------------------------------------------------------------
+
+// Unknown outcomes stay on top until someone has seen them.
+function ordered(commands) {
+  const onTop = (one) => one.state === "outcome_unknown" && !isSeen(one);
+  const newest = [...commands].reverse();
+  return [...newest.filter(onTop), ...newest.filter((one) => !onTop(one))];
+}
+
+const isSeen = (one) => (Array.isArray(one.seen) ? one.seen.length > 0 : Boolean(one.seen));
+
+function atStep(one) {
+  const step = one.applied_step ?? one.first_step;
+  return step === null || step === undefined ? "" : count(step);
+}
+
+function ledgerRow(one, mayControl) {
+  const open = state.route.query.cmd === one.id;
+  const tone = TONES[one.mark] ?? "waiting";
+  return html`<tr data-command=${one.id} data-tone=${tone} data-state=${one.state}>
+      <td class="number" data-head="Step"><span class=${`mark ${tone}`} aria-hidden="true">${one.mark}</span> ${atStep(one)}</td>
+      <th scope="row" data-head="Command">${visible(one.name)} <span class="quiet">${visible(inputText(one.input))}</span></th>
+      <td data-head="Outcome" class="outcome">${visible(one.text)}</td>
+      <td data-head="By" title=${fullTime(one.issued_at)}>${visible(one.issued_by)} <span class="quiet">${ago(one.issued_at)}</span></td>
+      <td class="actions">
+        <button type="button" class="small" aria-expanded=${open} @click=${() => set({ cmd: open ? "" : one.id })}>details<span class="unseen"> of ${visible(one.name)}</span></button>
+        ${mayControl && one.can_cancel ? html`<button type="button" class="small" @click=${() => order(one.id, "cancel")}>cancel<span class="unseen"> ${visible(one.name)}</span></button>` : nothing}
+        ${mayControl && one.can_revert ? html`<button type="button" class="small" @click=${() => revert(one)}>revert<span class="unseen"> ${visible(one.name)}</span></button>` : nothing}
+        ${mayControl && one.state === "outcome_unknown" && !isSeen(one) ? html`<button type="button" class="small" @click=${() => order(one.id, "seen")}>mark as seen<span class="unseen"> ${visible(one.name)}</span></button>` : nothing}
+      </td>
+    </tr>
+    ${open ? html`<tr class="details"><td colspan="5">${details(one)}</td></tr>` : nothing}`;
+}
+
+function details(one) {
+  const by = one.claims && one.claims !== one.issued_by ? `${one.issued_by}, claims to be ${one.claims}` : one.issued_by;
+  const facts = [
+    ["id", one.id],
+    ["input", JSON.stringify(one.input)],
+    ["reason", one.reason],
+    ["issued by", [by, one.via && `via ${one.via}`].filter(Boolean).join(" ")],
+    ["first and last step", [one.first_step, one.last_step].some((step) => step !== null && step !== undefined) ? `${count(one.first_step)} to ${count(one.last_step)}` : ""],
+    ["applied on", one.applied_on ? `${count(one.applied_on.count)} of ${count(one.applied_on.of)} processes` : ""],
+    ["code", one.code],
+    ["changes", changesText(one.changes)],
+    ["reverts", one.reverts],
+    ["reverted by", one.reverted_by],
+  ].filter(([, value]) => value);
+  return html`<dl>${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${visible(value)}</dd>`)}
+    ${(one.states ?? []).map((step) => html`<dt>${visible(step.state)}</dt><dd title=${fullTime(step.at)}>${time(step.at)} ${visible(step.where)}</dd>`)}</dl>
+    ${effectView(one)}`;
+}
+
+function changesText(changes) {
+  if (!changes) return "";
+  return typeof changes === "string" ? changes : JSON.stringify(changes);
+}
+
+const METRICS_WITH_EFFECT = 6;
+
+function effectView(one) {
+  if (one.state !== "applied") return nothing;
+  const key = `effect ${one.id}`;
+  const slot = state.page[key];
+  if (!slot) {
+    return html`<button type="button" class="small" @click=${() => load(key, () => api.get(path("effect"), { command: one.id }))}>before and after</button>`;
+  }
+  return shown(slot, "Comparing …", ({ metrics = [], beside = [], closing }) => html`
+    <dl>${metrics.slice(0, METRICS_WITH_EFFECT).map((metric) => html`<dt>${visible(metric.name)}</dt><dd>${visible(metric.text)}</dd>`)}</dl>
+    ${beside.map((line) => html`<p class="quiet">${visible(line.text ?? line)}</p>`)}
+    <p class="quiet">${closing || "A comparison in time, not a proof of cause."}</p>`);
+}
+
+function ledger(mayControl) {
+  const frozen = loaded("ledger").value?.frozen;
+  return html`<section class="ledger" aria-labelledby="ledger"><div class="line"><h2 id="ledger">Ledger</h2>
+    <span class="grow"></span>
+    <button type="button" class="small" @click=${save}>export</button></div>
+    ${frozen ? html`<p class="banner"><span aria-hidden="true">!</span> Frozen: ${visible(frozen)}</p>` : nothing}
+    ${shown(loaded("ledger"), "Reading the ledger …", ({ commands }) => (commands.length
+      ? html`<div class="scroll" tabindex="0" role="region" aria-label="Ledger"><table>
+          <caption class="unseen">${plural(commands.length, "command")} of this run</caption>
+          <thead><tr><th scope="col" class="number">Step</th><th scope="col">Command</th><th scope="col">Outcome</th><th scope="col">By</th><th scope="col"><span class="unseen">Actions</span></th></tr></thead>
+          <tbody>${repeat(ordered(commands), (one) => one.id, (one) => ledgerRow(one, mayControl))}</tbody></table></div>`
+      : empty("No command was ever given to this run.")), refreshLedger)}
+  </section>`;
+}
+
+function save() {
+  const lines = (loaded("ledger").value?.commands ?? []).map((one) => JSON.stringify(one));
+  download("ledger.jsonl", `${lines.join("\n")}\n`, "application/jsonl");
+}
+
+function noControls() {
+  const starting = state.run?.state === "starting";
+  return empty(starting ? "The run has not said yet what may be changed." : "This run declared no controls.", starting ? nothing : html`
+    <p>These lines declare the optimizer's, and one of your own:</p>
+    <pre tabindex="0">trainer = run.trainer(model=model, optimizer=optimizer)
+trainer.watch()
+trainer.tunable("kl_weight", 0.05, minimum=0, maximum=1)</pre>`);
+}
+
+export default {
+  open() {
+    refresh();
+    refreshLedger();
+  },
+  close() {
+    clearTimeout(state.page.timer);
+  },
+  change({ what }) {
+    if (what.includes("commands") || what.includes("attempts")) {
+      refresh();
+      refreshLedger();
+    } else if ((loaded("ledger").value?.commands ?? []).some((one) => one.can_cancel)) {
+      refreshLedger();
+    }
+  },
+  view: () => shown(loaded("controls"), "Reading the controls …", (value) => {
+    const { can_control: mayControl, reason } = rights(value);
+    return html`${stateNote()}
+      <div class="line"><h2>Change</h2><span class="grow"></span>
+        <span class="quiet">${mayControl ? "you may control" : `you may look: ${visible(reason)}`}</span></div>
+      ${value.controls.length ? controlsTable(value, mayControl) : noControls()}
+      ${changeForm(value, mayControl, reason)}
+      ${ledger(mayControl)}`;
+  }, refresh),
+};

@@ -1,0 +1,27 @@
+// The page without a token: one field, and where its content comes from.
+
+import { html, nothing } from "../vendor/lit-html.js";
+import { state } from "../lib/state.js";
+
+export function tokenPage(enter) {
+  const submit = (event) => {
+    event.preventDefault();
+    enter(new FormData(event.target).get("token"));
+  };
+  return html`
+    <h1 tabindex="-1">This dashboard needs its token</h1>
+    <p>
+      Open the address that <code>launchhelm ui</code> printed, or paste it here. In a terminal on the
+      host of the dashboard, <code>launchhelm ui --list</code> prints it again. A dashboard that was
+      started anew has a new one.
+    </p>
+    <form class="line" @submit=${submit}>
+      <label>Address or token
+        <input name="token" required autocomplete="off" spellcheck="false" autofocus>
+      </label>
+      <button class="main">Open</button>
+    </form>
+    ${state.tokenError && state.tokenError.code !== "no_token"
+      ? html`<p class="problem" role="alert">${state.tokenError.message} ${state.tokenError.remedy}</p>`
+      : nothing}`;
+}

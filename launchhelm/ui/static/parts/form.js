@@ -1,0 +1,128 @@
+// A form for any schema: nothing about a control is known here but what its schema says.
+//
+// A draft keeps what was typed, by path ("field", "field.inner", "field.0"). `collect` makes the
+// input of it: fields left empty are left out, and the problems found here are named by path.
+
+import { html, nothing } from "../vendor/lit-html.js";
+import { visible } from "../lib/format.js";
+
+const DECIMAL = /^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$/;
+
+export function formView(schema, draft, onInput, disabled) {
+  const root = schema?.root ?? {};
+  if (root.kind !== "record") return html`<p>This control takes what only code can give it.</p>`;
+  if (!root.fields?.length) return html`<p class="quiet">It takes no input.</p>`;
+  return html`<div class="fields">${root.fields.map((field) => fieldView(field, field.name, { draft, onInput, disabled }))}</div>`;
+}
+
+function fieldView(field, path, form) {
+  const { type = {}, optional } = field;
+  const label = html`${visible(field.name)}${optional ? nothing : html`<span class="quiet"> (needed)</span>`}`;
+  const id = `field-${path}`;
+  const problem = form.draft.problems?.[path];
+  const words = html`<span class="quiet" id=${`${id}-hint`}>${hint(type)}</span>
+    <span class="problem" id=${`${id}-problem`}>${problem ?? ""}</span>`;
+  if (type.kind === "record") {
+    return html`<fieldset><legend>${label}</legend>${(type.fields ?? []).map((inner) => fieldView(inner, `${path}.${inner.name}`, form))}</fieldset>`;
+  }
+  if (type.kind === "list" || type.kind === "schedule") return rowsView(type, path, label, form);
+  if (type.kind === "opaque" || !["scalar", "enum"].includes(type.kind)) {
+    return optional ? nothing : html`<p class="problem">${visible(field.name)} takes what only code can give it.</p>`;
+  }
+  return html`<div class="field"><label for=${id}>${label}</label>${entry(type, path, id, form, optional)}${words}</div>`;
+}
+
+function entry(type, path, id, { draft, onInput, disabled }, optional) {
+  const value = draft.values[path] ?? "";
+  const change = (event) => onInput(path, event.target.value);
+  const described = `${id}-hint ${id}-problem`;
+  const choices = type.kind === "enum" ? type.values ?? [] : ["true", "false"];
+  if (type.kind === "enum" || type.scalar === "boolean") {
+    return html`<select id=${id} ?disabled=${disabled} aria-describedby=${described} @change=${change}>
+      <option value="" ?selected=${value === ""}>${optional ? "leave out" : "choose"}</option>
+      ${choices.map((one) => html`<option value=${one} ?selected=${one === value}>${type.kind === "enum" ? visible(one) : one === "true" ? "on" : "off"}</option>`)}
+    </select>`;
+  }
+  return html`<input id=${id} name=${path} .value=${value} ?disabled=${disabled} aria-describedby=${described}
+    inputmode=${type.scalar === "string" ? "text" : "decimal"} autocomplete="off" spellcheck="false"
+    aria-invalid=${draft.problems?.[path] ? "true" : "false"} @input=${change}>`;
+}
+
+// Rows of a list, or points (step, value) of a schedule; a row more or less by its buttons.
+function rowsView(type, path, label, form) {
+  const { draft, onInput, disabled } = form;
+  const rows = Number(draft.values[`${path}#`] ?? 0);
+  const cells = type.kind === "schedule"
+    ? [{ name: "step", type: { kind: "scalar", scalar: "integer" } }, { name: "value", type: { kind: "scalar", scalar: "number" } }]
+    : [{ name: "", type: type.item ?? {} }];
+  return html`<fieldset><legend>${label}</legend>
+    ${Array.from({ length: rows }, (_, at) => html`<div class="line">${cells.map((cell) =>
+      fieldView({ ...cell, name: cell.name || `${at + 1}` }, `${path}.${at}${cell.name ? `.${cell.name}` : ""}`, form))}</div>`)}
+    <span class="problem">${draft.problems?.[path] ?? ""}</span>
+    <p class="line"><button type="button" class="small" ?disabled=${disabled} @click=${() => onInput(`${path}#`, rows + 1)}>add</button>
+      <button type="button" class="small" ?disabled=${disabled || !rows} @click=${() => onInput(`${path}#`, rows - 1)}>remove last</button></p>
+  </fieldset>`;
+}
+
+function hint(type) {
+  const { min, max } = type.bounds ?? {};
+  const unit = type.unit ? ` ${type.unit}` : "";
+  if (min !== undefined && max !== undefined) return `${min} to ${max}${unit}`;
+  if (min !== undefined) return `at least ${min}${unit}`;
+  if (max !== undefined) return `at most ${max}${unit}`;
+  if (type.kind === "scalar" && ["integer", "number"].includes(type.scalar)) return `${type.scalar}${unit}`;
+  return unit;
+}
+
+export function collect(schema, draft) {
+  const problems = {};
+  const input = {};
+  for (const field of schema?.root?.fields ?? []) {
+    const value = read(field, field.name, draft.values, problems);
+    if (value !== undefined) input[field.name] = value;
+  }
+  return { input, problems };
+}
+
+function read({ type = {}, optional }, path, values, problems) {
+  const given = values[path];
+  if (type.kind === "record") {
+    const made = {};
+    for (const inner of type.fields ?? []) {
+      const value = read(inner, `${path}.${inner.name}`, values, optional ? {} : problems);
+      if (value !== undefined) made[inner.name] = value;
+    }
+    return optional && !Object.keys(made).length ? undefined : made;
+  }
+  if (type.kind === "list" || type.kind === "schedule") return readRows(type, path, values, problems, optional);
+  if (given === undefined || given === "") {
+    if (!optional) problems[path] = "is needed";
+    return undefined;
+  }
+  if (type.kind === "enum" || type.scalar === "string") return given;
+  if (type.scalar === "boolean") return given === "true";
+  return readNumber(type, given.trim(), path, problems);
+}
+
+function readNumber(type, given, path, problems) {
+  if (!DECIMAL.test(given)) problems[path] = "is to be a number, as 0.5 or 1e-4";
+  else if (type.scalar === "integer" && !Number.isInteger(Number(given))) problems[path] = "is to be a whole number";
+  const value = Number(given);
+  const { min, max } = type.bounds ?? {};
+  if (min !== undefined && value < Number(min)) problems[path] = `is to be at least ${min}`;
+  if (max !== undefined && value > Number(max)) problems[path] = `is to be at most ${max}`;
+  return value;
+}
+
+function readRows(type, path, values, problems, optional) {
+  const rows = Number(values[`${path}#`] ?? 0);
+  if (!rows) {
+    if (!optional) problems[path] = "needs at least one row";
+    return undefined;
+  }
+  return Array.from({ length: rows }, (_, at) => {
+    if (type.kind === "list") return read({ type: type.item }, `${path}.${at}`, values, problems);
+    const point = (name, scalar) => read({ type: { kind: "scalar", scalar } }, `${path}.${at}.${name}`, values, problems);
+    return [point("step", "integer"), point("value", "number")].map((one) => String(one ?? ""));
+  });
+}
