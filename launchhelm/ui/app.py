@@ -10,7 +10,12 @@ from typing import Any, Final
 
 from launchhelm import _strict
 from launchhelm.errors import LaunchHelmError, NotFound
-from launchhelm.ui import _answers_processes, _answers_runs
+from launchhelm.ui import (
+    _answers_commands,
+    _answers_processes,
+    _answers_runs,
+    _answers_series,
+)
 from launchhelm.ui.board import Board
 from launchhelm.ui.guard import HEADERS, Guard
 from launchhelm.ui.pages import Page, Pages
@@ -133,6 +138,18 @@ class App:
             case ("runs", id_):
                 with self.board.open(id_) as run:
                     return Answer(_answers_runs.run(self.board, run.view))
+            case ("runs", id_, "metrics"):
+                with self.board.open(id_) as run:
+                    return Answer(_answers_series.metrics(run, request))
+            case ("runs", id_, "series"):
+                with self.board.open(id_) as run:
+                    return Answer(_answers_series.series(run, request))
+            case ("runs", id_, "commands"):
+                with self.board.open(id_) as run:
+                    return Answer(_answers_commands.commands(self.board, run.view))
+            case ("runs", id_, "controls"):
+                with self.board.open(id_) as run:
+                    return Answer(_answers_commands.controls(self.board, run.view))
             case ("runs", id_, "processes"):
                 with self.board.open(id_) as run:
                     watched_s = self.board.clock.monotonic() - run.opened_at
@@ -140,6 +157,20 @@ class App:
         raise _nothing_there()
 
     def _post(self, request: Request, parts: tuple[str, ...]) -> Answer:
+        body = request.body()
+        match parts:
+            case ("runs", id_, "commands", "check"):
+                with self.board.open(id_) as run:
+                    return Answer(_answers_commands.check(self.board, run.view, body))
+            case ("runs", id_, "commands"):
+                with self.board.open(id_, fresh=True) as run:
+                    status, document = _answers_commands.give(self.board, run.view, body)
+                    return Answer(document, status)
+            case ("runs", id_, "commands", command, "cancel"):
+                with self.board.open(id_, fresh=True) as run:
+                    return Answer(
+                        _answers_commands.cancel(self.board, run.view, command, body), 201
+                    )
         raise _nothing_there()
 
 

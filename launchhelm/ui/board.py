@@ -182,8 +182,8 @@ class Board:
         return [run for run in known if run.run_id.startswith(id_)]
 
     @contextlib.contextmanager
-    def open(self, id_: str) -> Iterator[OpenRun]:
-        """Give a run to one thread, freshly looked at.
+    def open(self, id_: str, *, fresh: bool = False) -> Iterator[OpenRun]:
+        """Give a run to one thread, looked at not long ago, or now.
 
         Raises:
             Problem: There is no such run, or it cannot be read.
@@ -192,7 +192,7 @@ class Board:
         run = self._opened(summary)
         with run.lock:
             now = self.clock.monotonic()
-            if now - run.looked_at >= FRESH_S:
+            if fresh or now - run.looked_at >= FRESH_S:
                 run.view.refresh()
                 run.looked_at = self.clock.monotonic()
             yield run

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from launchhelm.cli._control_revert import _CannotUndo, steps_back
 from launchhelm.controls import schema
 from launchhelm.records import Command, Outcome
 from launchhelm.store import inbox
 from launchhelm.views import CommandState, CommandView
+from launchhelm.views.revert import CannotUndo, steps_back
 from tests.support.cli_runs import Coordinator, MadeRun, commands_in
 from tests.unit.cli.conftest import Cli
 
@@ -232,7 +232,7 @@ def test_a_command_is_undone_by_the_values_before_it(
     ],
 )
 def test_what_no_command_can_undo_is_refused(command: CommandView, now: Any, attempt: int) -> None:
-    with pytest.raises(_CannotUndo):
+    with pytest.raises(CannotUndo):
         steps_back(command, (), {command.name: now}, attempt)
 
 
