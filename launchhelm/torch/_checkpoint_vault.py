@@ -97,8 +97,9 @@ class Vault:
         directory = self._run.directory / layout.MEDIA
         directory.mkdir(exist_ok=True)
         hidden = directory / layout.hidden_name(f"{METRIC}-{payload['step']}")
-        os.close(os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         try:
+            # To a name that is not there yet: ext4 begins to write a file out, while its writer
+            # waits, when one that was there and was emptied is closed.
             torch.save(payload, hidden)
         except BaseException:
             discard(hidden)
