@@ -8,7 +8,7 @@ import * as api from "../lib/api.js";
 import { set } from "../lib/address.js";
 import { ago, count, fullTime, plural, text, time, visible } from "../lib/format.js";
 import { load, loaded } from "../lib/load.js";
-import { say, state, update } from "../lib/state.js";
+import { say, settings, state, update } from "../lib/state.js";
 import { collect, formView } from "../parts/form.js";
 import { close } from "../parts/dialog.js";
 import { download, empty, failed, shown } from "../parts/words.js";
@@ -51,7 +51,9 @@ const controlOf = (name) => loaded("controls").value?.controls.find((one) => one
 function bodyOf(one) {
   const { input } = collect(controlOf(one.name).schema, one);
   const step = (given) => (given === "" ? undefined : Number(given.replaceAll(",", "")));
-  const body = { name: one.name, input, expected: controlOf(one.name).values };
+  const { values } = controlOf(one.name);
+  const body = { name: one.name, input };
+  if (values !== null && values !== undefined) body.expected = { [one.name]: values };
   if (one.when === "at" && step(one.first) !== undefined) body.first_step = step(one.first);
   if (one.when === "at" && step(one.last) !== undefined) body.last_step = step(one.last);
   return body;
@@ -92,7 +94,7 @@ async function check() {
 function send() {
   const one = draft();
   const guards = one.checked.guards ?? [];
-  if (!guards.length) return deliver([]);
+  if (!guards.length) return deliver(false);
   one.typed = "";
   update({ dialog: () => confirmView(one, guards) });
 }
@@ -102,7 +104,7 @@ function confirmView(one, guards) {
   const sure = (event) => {
     event.preventDefault();
     close();
-    deliver(guards.map((guard) => guard.rule));
+    deliver(typed || true);
   };
   return html`<h2 id="dialog-title">Send ${visible(one.name)} all the same?</h2>
     <ul>${guards.map((guard) => html`<li>${visible(guard.text)}</li>`)}</ul>
@@ -117,7 +119,7 @@ function confirmView(one, guards) {
 async function deliver(confirmed) {
   const one = draft();
   if (one.sending || !one.checked) return;
-  one.id ??= crypto.randomUUID?.() ?? makeId();
+  one.id ??= makeId();
   one.sending = true;
   update();
   try {
@@ -136,29 +138,58 @@ async function deliver(confirmed) {
   update();
 }
 
-// For pages that are not on localhost, where the browser offers no randomUUID.
-function makeId() {
-  const hex = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-  return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-4${hex.slice(13, 16)}-a${hex.slice(17, 20)}-${hex.slice(20)}`;
-}
+const makeId = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
-async function order(id, what) {
+async function cancel(id) {
   try {
-    await api.post(path(`commands/${encodeURIComponent(id)}/${what}`), {});
-    say(`${what} written`, true);
+    await api.post(path(`commands/${encodeURIComponent(id)}/cancel`), {});
+    say("Cancel written", true);
   } catch (error) {
-    update({ dialog: () => html`<h2 id="dialog-title">${what} was not written</h2><p>${error.message} ${error.remedy}</p>` });
+    refused("Cancel", error);
   }
   refreshLedger();
 }
 
-function revert(command) {
-  update({
-    dialog: () => html`<h2 id="dialog-title">Set ${visible(command.name)} back?</h2>
-      <p>A new command sets the values from before ${visible(command.name)} ${visible(inputText(command.input))}.
-      Weights are not restored.</p>
-      <p class="line end"><button type="button" class="main" @click=${() => { close(); order(command.id, "revert"); }}>Send</button></p>`,
-  });
+// Sets the values from before a command, by new commands: each is checked before it is offered.
+async function revert(command) {
+  const bodies = command.undo.map((one) => ({ name: command.name, reverts: command.id, reason: "revert", ...one }));
+  try {
+    const checks = await Promise.all(bodies.map((body) => api.post(path("commands/check"), body)));
+    update({ dialog: () => revertView(command, bodies, checks) });
+  } catch (error) {
+    refused("The revert", error);
+  }
+}
+
+function revertView(command, bodies, checks) {
+  const sendAll = async () => {
+    close();
+    try {
+      for (const body of bodies) await api.post(path("commands"), { ...body, id: makeId(), confirmed: true });
+      say("Written", true);
+    } catch (error) {
+      refused("The revert", error);
+    }
+    refreshLedger();
+  };
+  return html`<h2 id="dialog-title">Set ${visible(command.name)} back?</h2>
+    ${checks.flatMap((one) => [...one.text, ...one.guards.map((guard) => guard.text)]).map((line) => html`<p>${visible(line)}</p>`)}
+    <p class="quiet">New commands set the values from before. Weights are not restored.</p>
+    <p class="line end"><button type="button" class="main" ?disabled=${!checks.every((one) => one.valid)} @click=${sendAll}>Send</button></p>`;
+}
+
+function refused(what, error) {
+  update({ dialog: () => html`<h2 id="dialog-title">${what} was not written</h2><p>${error.message} ${error.kept} ${error.remedy}</p>` });
+}
+
+async function give(name) {
+  try {
+    await api.post(path("commands"), { name, input: {}, id: makeId() });
+    say(`${name} written`, true);
+  } catch (error) {
+    refused(name, error);
+  }
+  refreshLedger();
 }
 
 function rights(value) {
@@ -167,7 +198,8 @@ function rights(value) {
 
 function stateNote() {
   const word = state.run?.state;
-  if (["finished", "failed", "stopped"].includes(word)) return html`<p class="banner"><span aria-hidden="true">■</span> The run ${visible(state.run.state_text)}; nothing can be changed any more.</p>`;
+  const { refusal } = loaded("controls").value ?? {};
+  if (refusal && loaded("controls").value.controls.length) return html`<p class="banner"><span aria-hidden="true">■</span> ${visible(refusal)}</p>`;
   if (word === "no news") return html`<p class="banner"><span aria-hidden="true">◐</span> There is ${visible(state.run.state_text)}: commands will wait, and expire unless the run answers.</p>`;
   return nothing;
 }
@@ -243,7 +275,7 @@ function ordered(commands) {
   return [...newest.filter(onTop), ...newest.filter((one) => !onTop(one))];
 }
 
-const isSeen = (one) => (Array.isArray(one.seen) ? one.seen.length > 0 : Boolean(one.seen));
+const isSeen = (one) => one.seen || settings.get("seen", []).includes(one.id);
 
 function atStep(one) {
   const step = one.applied_step ?? one.first_step;
@@ -260,9 +292,9 @@ function ledgerRow(one, mayControl) {
       <td data-head="By" title=${fullTime(one.issued_at)}>${visible(one.issued_by)} <span class="quiet">${ago(one.issued_at)}</span></td>
       <td class="actions">
         <button type="button" class="small" aria-expanded=${open} @click=${() => set({ cmd: open ? "" : one.id })}>details<span class="unseen"> of ${visible(one.name)}</span></button>
-        ${mayControl && one.can_cancel ? html`<button type="button" class="small" @click=${() => order(one.id, "cancel")}>cancel<span class="unseen"> ${visible(one.name)}</span></button>` : nothing}
+        ${mayControl && one.can_cancel ? html`<button type="button" class="small" @click=${() => cancel(one.id)}>cancel<span class="unseen"> ${visible(one.name)}</span></button>` : nothing}
         ${mayControl && one.can_revert ? html`<button type="button" class="small" @click=${() => revert(one)}>revert<span class="unseen"> ${visible(one.name)}</span></button>` : nothing}
-        ${mayControl && one.state === "outcome_unknown" && !isSeen(one) ? html`<button type="button" class="small" @click=${() => order(one.id, "seen")}>mark as seen<span class="unseen"> ${visible(one.name)}</span></button>` : nothing}
+        ${one.state === "outcome_unknown" && !isSeen(one) ? html`<button type="button" class="small" @click=${() => settings.set("seen", [...settings.get("seen", []), one.id])}>mark as seen<span class="unseen"> ${visible(one.name)}</span></button>` : nothing}
       </td>
     </tr>
     ${open ? html`<tr class="details"><td colspan="5">${details(one)}</td></tr>` : nothing}`;
@@ -311,6 +343,7 @@ function ledger(mayControl) {
   const frozen = loaded("ledger").value?.frozen;
   return html`<section class="ledger" aria-labelledby="ledger"><div class="line"><h2 id="ledger">Ledger</h2>
     <span class="grow"></span>
+    ${mayControl ? html`<button type="button" class="small" @click=${() => give(frozen ? "unfreeze" : "freeze")}>${frozen ? "unfreeze" : "freeze"}</button>` : nothing}
     <button type="button" class="small" @click=${save}>export</button></div>
     ${frozen ? html`<p class="banner"><span aria-hidden="true">!</span> Frozen: ${visible(frozen)}</p>` : nothing}
     ${shown(loaded("ledger"), "Reading the ledger …", ({ commands }) => (commands.length

@@ -65,7 +65,7 @@ function facts(value) {
   const said = [
     value.step === null || value.step === undefined ? "" : `step ${count(value.step)}`,
     value.world_size > 1 ? plural(value.world_size, "process", "processes") : "",
-    value.pace_s ? `${duration(value.pace_s)} per step` : "",
+    value.step_time_s ? `${duration(value.step_time_s)} per step` : "",
     value.ends ?? "",
     value.created_at ? `started ${ago(value.created_at)}` : "",
   ];
