@@ -89,7 +89,6 @@ LARGE_CASES = {
     },
     "three in any order": {"size": 3, "switches": 1},
     "three, one comes late": {"size": 3, "switches": 0, "ends": 1},
-    "three, one is killed": {"size": 3, "switches": 0, "kills": 1},
 }  # fmt: skip
 
 
