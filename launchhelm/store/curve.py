@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import sqlite3
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from launchhelm.store.columns import DECODE
 from launchhelm.store.connection import damaged, open_sealed
-from launchhelm.store.schema import MAX_RECORDS, SEQ_BITS
+from launchhelm.store.schema import SEQ_BITS
 
 _NUMERIC: Final = ("float", "int", "bool", "bigint", "special")
 
@@ -80,16 +81,53 @@ def sealed_sums(path: Path, name: str) -> list[Sums]:
         connection.close()
 
 
-def sealed_values(path: Path, name: str, spans: list[tuple[int, int]]) -> Values:
-    """Return the points of a metric in some spans of records, both ends included, in order."""
-    found = Values()
+@dataclass(slots=True)
+class Places:
+    """Where and when the records from one number to another stand; NaN for one without a step."""
+
+    steps: array[float]
+    ats: array[float]
+
+
+def sealed_places(path: Path, first: int, last: int) -> Places:
+    """Return the steps and times of the records of a segment in a span, both ends included."""
     connection = open_sealed(path)
     try:
         (first_ms,) = connection.execute("SELECT value FROM meta WHERE key='first_ms'").fetchone()
+        rows = connection.execute(
+            "SELECT seq, step, ms FROM record WHERE seq BETWEEN ? AND ? ORDER BY seq", (first, last)
+        ).fetchall()
+    except sqlite3.Error as error:
+        raise damaged(path, error) from error
+    finally:
+        connection.close()
+    places = Places(array("d", [math.nan]), array("d", [0.0]))
+    places.steps *= last - first + 1
+    places.ats *= last - first + 1
+    for seq, step, ms in rows:
+        if step is not None:
+            places.steps[seq - first] = float(step)
+        places.ats[seq - first] = (first_ms + ms) / 1000
+    return places
+
+
+Span = tuple[int, int]
+"""Numbers of the first and the last record, counted from the segment's first."""
+
+
+def sealed_values(path: Path, name: str, spans: Mapping[Span, Places]) -> Values:
+    """Return the points of a metric in some spans of records, in order.
+
+    Args:
+        spans: Each with where its records stand.
+    """
+    found = Values()
+    connection = open_sealed(path)
+    try:
         series = connection.execute("SELECT id, class FROM series WHERE name = ?", (name,))
-        classes = [each for each in series.fetchall() if each[1] in _NUMERIC]
-        for first, last in spans:
-            _read(connection, classes, first, last, first_ms, found)
+        for number, kind in series.fetchall():
+            for (first, last), places in spans.items() if kind in _NUMERIC else ():
+                _read(connection, number << SEQ_BITS, kind, first, last, places, found)
         return found
     except sqlite3.Error as error:
         raise damaged(path, error) from error
@@ -99,37 +137,34 @@ def sealed_values(path: Path, name: str, spans: list[tuple[int, int]]) -> Values
 
 def _read(
     connection: sqlite3.Connection,
-    classes: list[tuple[int, str]],
+    base: int,
+    kind: str,
     first: int,
     last: int,
-    first_ms: int,
+    places: Places,
     found: Values,
 ) -> None:
-    for number, kind in classes:
-        base = number << SEQ_BITS
-        rows = connection.execute(
-            "SELECT r.step, (r.ms + ?) / 1000.0, p.value FROM point p JOIN record r "
-            f"ON r.seq = p.id & {MAX_RECORDS} WHERE p.id BETWEEN ? AND ? AND r.step IS NOT NULL "
-            "ORDER BY p.id",
-            (first_ms, base + first, base + min(last, MAX_RECORDS)),
-        ).fetchall()
-        if not rows:
-            continue
-        if kind == "special":
-            decode = DECODE[kind]
-            found.odd += [(float(step), at, decode(value)) for step, at, value in rows]
-            continue
-        steps, ats, values = zip(*rows, strict=True)
-        found.steps.extend(map(float, steps))
-        found.ats.extend(ats)
-        found.values.extend(map(float, values) if kind == "bigint" else values)
+    rows = connection.execute(
+        "SELECT id, value FROM point WHERE id BETWEEN ? AND ? ORDER BY id",
+        (base + first, base + last),
+    ).fetchall()
+    steps, ats, values = places.steps, places.ats, [row[1] for row in rows]
+    if len(rows) < len(steps):
+        wanted = [row[0] - base - first for row in rows]
+        steps = array("d", map(steps.__getitem__, wanted))
+        ats = array("d", map(ats.__getitem__, wanted))
+    if any(map(math.isnan, steps)):
+        kept = [at for at, step in enumerate(steps) if not math.isnan(step)]
+        steps, ats = array("d", (steps[at] for at in kept)), array("d", (ats[at] for at in kept))
+        values = [values[at] for at in kept]
+    if kind == "special":
+        found.odd += zip(steps, ats, map(DECODE[kind], values), strict=True)
+        return
+    found.steps.extend(steps)
+    found.ats.extend(ats)
+    found.values.extend(map(float, values) if kind == "bigint" else values)
 
 
 def _integer(step: object) -> int | None:
     """Return a step as a number; one beyond 64 bits is text, and none here."""
     return step if isinstance(step, int) else None
-
-
-def is_finite(value: object) -> bool:
-    """Whether a value of a metric is a finite number; a boolean is one."""
-    return isinstance(value, int | float) and math.isfinite(value)

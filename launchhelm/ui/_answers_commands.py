@@ -1,4 +1,4 @@
-"""Answers about controls and commands, and the one thing that is written: a command in the inbox."""
+"""Answers about controls and commands, and all that is ever written: a command in the inbox."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def _text(body: Json, name: str) -> str:
 def _bad(problems: dict[str, str]) -> Problem:
     said = "; ".join(f"{name}: {why}" for name, why in problems.items())
     problem = Problem(422, "invalid", said, kept=_KEPT)
-    problem.document["fields"] = problems
+    problem.fields = problems
     return problem
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -76,13 +77,15 @@ class App:
         try:
             answer = self._answer(environ, packs=packs)
         except Problem as problem:
-            answer = Answer({"error": problem.document}, problem.status)
+            fields = {"fields": problem.fields} if problem.fields else {}
+            answer = Answer({"error": {**problem.document, **fields}}, problem.status)
         except LaunchHelmError as error:
             status = 404 if isinstance(error, NotFound) else 503
             said = {"code": error.code, "happened": error.message}
             document = {"error": {**said, "kept": error.kept, "remedy": error.remedy}}
             answer = Answer(document, status)
         except Exception as error:  # The thread serves one viewer; a fault of ours is an answer.
+            traceback.print_exc(limit=-8, file=environ.get("wsgi.errors"))
             said = {"code": "our_failure", "happened": f"{type(error).__name__}: {error}"}
             remedy = "Nothing was changed; please report it."
             answer = Answer({"error": {**said, "kept": "", "remedy": remedy}}, 500)
@@ -168,9 +171,8 @@ class App:
                     return Answer(document, status)
             case ("runs", id_, "commands", command, "cancel"):
                 with self.board.open(id_, fresh=True) as run:
-                    return Answer(
-                        _answers_commands.cancel(self.board, run.view, command, body), 201
-                    )
+                    document = _answers_commands.cancel(self.board, run.view, command, body)
+                    return Answer(document, 201)
         raise _nothing_there()
 
 

@@ -19,6 +19,7 @@ class Problem(Exception):
     ) -> None:
         super().__init__(f"{status} {code}: {happened}")
         self.status = status
+        self.fields: dict[str, str] = {}
         self.document = {"code": code, "happened": happened, "kept": kept, "remedy": remedy}
 
 

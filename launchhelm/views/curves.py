@@ -7,18 +7,29 @@ and around the extremes, which so stand at their exact steps. Nothing is written
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
+import operator
 from array import array
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from launchhelm.errors import StorageError
 from launchhelm.records import WriterId
-from launchhelm.store.curve import Sums, Values, is_finite, sealed_sums, sealed_values
+from launchhelm.store.curve import (
+    Places,
+    Span,
+    Sums,
+    Values,
+    sealed_places,
+    sealed_sums,
+    sealed_values,
+)
 from launchhelm.store.journal import opened, whole_lines
 from launchhelm.store.layout import DATA, SegmentName
 from launchhelm.store.line import is_intact, untag
@@ -31,12 +42,18 @@ Axis = Literal["step", "time", "wall"]
 MAX_SUMS: Final = 200_000
 """Rows of sums that are kept, of about 400 bytes each."""
 
+MAX_PLACES: Final = 2_000_000
+"""Records whose steps and times are kept, of 16 bytes each."""
+
 _EXTREMES: Final = 4
+_NARROW: Final = 0.9
+"""Sums serve while a bucket is not narrower than about one of them."""
+
 _LISTINGS: Final = 4
 _METRIC_HEADS: Final = (b'"k":"m"', b'"k":"sys"')
-_EVERYWHERE: Final = ((-math.inf, math.inf),)
 
 Ranges = Sequence[tuple[float, float]]
+EVERYWHERE: Final[Ranges] = ((-math.inf, math.inf),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,77 +75,186 @@ class Curve:
     thin: Thin
 
 
-@dataclass(slots=True)
 class _Tail:
-    """What a growing journal holds, in columns; positions of a metric are records."""
+    """What a growing journal holds, in columns; places of a metric are records."""
 
-    end: int = 0
-    steps: array[float] = field(default_factory=lambda: array("d"))
-    ats: array[float] = field(default_factory=lambda: array("d"))
-    where: dict[str, array[int]] = field(default_factory=dict)
-    values: dict[str, array[float]] = field(default_factory=dict)
-    odd: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._end = 0
+        self._steps = array("d")
+        self._ats = array("d")
+        self._where: dict[str, array[int]] = {}
+        self._values: dict[str, array[float]] = {}
+        self._odd: dict[str, list[tuple[int, float]]] = {}
 
     def read(self, path: Path) -> None:
         """Take in the lines that are new; bad ones and those without a step are passed over."""
         with opened(path) as (descriptor, size):
-            for _, after, line in whole_lines(descriptor, self.end, size):
-                self.end = after
+            for _, after, line in whole_lines(descriptor, self._end, size):
+                self._end = after
                 head = line[:48]
                 if not any(mark in head for mark in _METRIC_HEADS) or not is_intact(line):
                     continue
                 try:
-                    record = json.loads(line)
+                    record = json.loads(str(line, "utf-8"))
                     step, at, body = record["s"], record["t"], record["v"]
-                except (ValueError, KeyError, TypeError):
-                    continue
-                if isinstance(step, int) and isinstance(body, dict):
-                    self._take(step, at, body)
+                    if isinstance(step, int) and isinstance(body, dict):
+                        self._take(float(step), at, body)
+                except (ValueError, KeyError, TypeError, OverflowError):
+                    continue  # Also an integer that no number of a chart can be.
 
-    def _take(self, step: int, at: float, body: dict[str, object]) -> None:
-        place = len(self.steps)
-        self.steps.append(float(step))
-        self.ats.append(at)
+    def _take(self, step: float, at: float, body: dict[str, Any]) -> None:
+        place = len(self._steps)
+        self._steps.append(step)
+        self._ats.append(at)
         for name, value in body.items():
-            if is_finite(value):
-                column = self.values.get(name)
+            if isinstance(value, float | int):
+                column = self._values.get(name)
                 if column is None:
-                    column = self.values[name] = array("d")
-                    self.where[name] = array("q")
-                column.append(float(value))  # type: ignore[arg-type]
-                self.where[name].append(place)
-            else:
-                known = untag(value)
-                if isinstance(known, float):
-                    self.odd.setdefault(name, []).append((place, known))
+                    column = self._values[name] = array("d")
+                    self._where[name] = array("q")
+                column.append(value)
+                self._where[name].append(place)
+            elif isinstance(odd := untag(value), float):
+                self._odd.setdefault(name, []).append((place, odd))
 
     def column(self, name: str) -> Values:
         """Return the points of a metric."""
-        where = self.where.get(name, ())
-        steps, ats = self.steps, self.ats
+        where = self._where.get(name, ())
+        steps, ats = self._steps, self._ats
+        if len(where) < len(steps):
+            steps = array("d", map(steps.__getitem__, where))
+            ats = array("d", map(ats.__getitem__, where))
+        odd = self._odd.get(name, ())
         return Values(
-            array("d", map(steps.__getitem__, where)),
-            array("d", map(ats.__getitem__, where)),
-            self.values.get(name, array("d")),
-            [(steps[place], ats[place], value) for place, value in self.odd.get(name, ())],
+            steps,
+            ats,
+            self._values.get(name, array("d")),
+            [(self._steps[place], self._ats[place], value) for place, value in odd],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The sums of a metric in one segment.
+
+    Args:
+        is_plain: Steps rise through all of them.
+        first, last: Bounds of its steps.
+    """
+
+    rows: list[Sums]
+    is_plain: bool
+    first: float
+    last: float
+
+    @classmethod
+    def of(cls, rows: list[Sums]) -> _Known:
+        bounds = [(row.step0, row.step1) for row in rows]
+        known = [float(step) for pair in bounds for step in pair if step is not None]
+        is_plain = len(known) == 2 * len(rows) and all(map(operator.le, known, known[1:]))
+        return cls(rows, is_plain, min(known, default=math.inf), max(known, default=-math.inf))
 
 
 @dataclass(slots=True)
 class _Source:
-    """A file of one metric: the sums of a sealed segment, or the points of a journal."""
+    """A file of one metric: the sums of a sealed segment, or the points of a journal.
+
+    Args:
+        ranges: The steps that are shown of it; at others a newer attempt has points.
+    """
 
     path: Path
-    sums: list[Sums] = field(default_factory=list)
+    known: _Known | None = None
     values: Values | None = None
+    ranges: Ranges = EVERYWHERE
+    inside: list[Sums] = field(default_factory=list)
+    raw: list[Sums] = field(default_factory=list)
 
     def steps(self) -> tuple[float, float]:
         """Return the lowest and the highest step in it."""
-        if self.values is not None:
-            known: list[float] = [*self.values.steps, *(each[0] for each in self.values.odd)]
-        else:
-            known = [float(s) for row in self.sums for s in (row.step0, row.step1) if s is not None]
-        return (min(known), max(known)) if known else (math.inf, -math.inf)
+        if self.known is not None:
+            return self.known.first, self.known.last
+        assert self.values is not None
+        steps = [*self.values.steps, *(each[0] for each in self.values.odd)]
+        return (min(steps), max(steps)) if steps else (math.inf, -math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """A part of the axis."""
+
+    x: Axis
+    origin: float
+    low: float = -math.inf
+    high: float = math.inf
+
+    def place(self, step: float, at: float) -> float:
+        """Return where a point stands on the axis."""
+        return step if self.x == "step" else at - self.origin
+
+    def shows(self, source: _Source, step: float, at: float) -> bool:
+        """Whether a point of a source is within, and no newer attempt has one in its place."""
+        if not self.low <= self.place(step, at) <= self.high:
+            return False
+        return source.ranges is EVERYWHERE or any(a <= step <= b for a, b in source.ranges)
+
+    def columns(self, source: _Source, values: Values) -> tuple[Sequence[float], Sequence[float]]:
+        """Return the points of a source that are shown, in order."""
+        xs, ys = values.steps, values.values
+        if self.x != "step":
+            xs = array("d", [at - self.origin for at in values.ats])
+        if source.ranges is not EVERYWHERE:
+            steps = values.steps
+            kept = [i for i, at in enumerate(values.ats) if self.shows(source, steps[i], at)]
+            xs, ys = array("d", [xs[i] for i in kept]), array("d", [ys[i] for i in kept])
+        if not all(map(operator.le, xs, xs[1:])):
+            order = sorted(range(len(xs)), key=xs.__getitem__)
+            xs, ys = array("d", [xs[i] for i in order]), array("d", [ys[i] for i in order])
+        first, end = bisect_left(xs, self.low), bisect_right(xs, self.high)
+        return (xs, ys) if end - first == len(xs) else (xs[first:end], ys[first:end])
+
+    def block(self, row: Sums) -> Block:
+        """Return sums as a block of the axis."""
+        assert row.step0 is not None and row.step1 is not None and row.total is not None
+        assert None not in (row.low, row.high, row.first, row.last)
+        x0, x1 = self.place(row.step0, row.at0), self.place(row.step1, row.at1)
+        sums: Any = (row.total, row.low, row.high, row.first, row.last)
+        return Block(float(x0), float(x1), row.n, *map(float, sums))
+
+    def split(self, source: _Source) -> None:
+        """Put the sums of a segment that are shown whole, and those to be read, into it."""
+        known = source.known
+        assert known is not None
+        rows = known.rows
+        ends = (rows[0], rows[-1])
+        whole = all(
+            row.step0 is not None
+            and row.step1 is not None
+            and self.shows(source, row.step0, row.at0)
+            and self.shows(source, row.step1, row.at1)
+            for row in ends
+        )
+        if whole and known.is_plain and (self.x == "step" or _rises(rows)):
+            source.inside = list(rows)
+            return
+        for row in rows:
+            if row.step0 is None or row.step1 is None or not known.is_plain:
+                source.raw.append(row)  # Its bounds say nothing; its points do.
+            elif self.shows(source, row.step0, row.at0) and self.shows(source, row.step1, row.at1):
+                source.inside.append(row)
+            elif self._touches(source, row, row.step0, row.step1):
+                source.raw.append(row)
+
+    def _touches(self, source: _Source, row: Sums, step0: int, step1: int) -> bool:
+        places = self.place(step0, row.at0), self.place(step1, row.at1)
+        if max(places) < self.low or min(places) > self.high:
+            return False
+        return any(low <= step1 and step0 <= high for low, high in source.ranges)
+
+
+def _rises(rows: Sequence[Sums]) -> bool:
+    ats = [at for row in rows for at in (row.at0, row.at1)]
+    return all(map(operator.le, ats, ats[1:]))
 
 
 class Curves:
@@ -137,8 +263,9 @@ class Curves:
     def __init__(self, run_directory: Path) -> None:
         self.problems: dict[str, str] = {}
         self._directory = run_directory
-        self._sums: OrderedDict[tuple[Path, str], list[Sums]] = OrderedDict()
-        self._kept = 0
+        self._sums: OrderedDict[tuple[Path, str], _Known] = OrderedDict()
+        self._places: OrderedDict[tuple[Path, Span], Places] = OrderedDict()
+        self._sums_kept = self._places_kept = 0
         self._tails: dict[Path, _Tail] = {}
 
     def curve(
@@ -162,51 +289,75 @@ class Curves:
             attempt: Of this one alone; None takes each step from the newest attempt that has it.
         """
         sources = self._sources(name, rank, attempt)
-        if not sources:
+        every = _Window(x, origin if x == "time" else 0.0)
+        ends = [end for source in sources for end in _ends(every, source)]
+        if not ends:
             return None
-        place = _place_of(x, origin)
-        spans = [_span(source, ranges, place) for source, ranges in sources]
-        least = min((span[0] for span in spans), default=math.inf)
-        most = max((span[1] for span in spans), default=-math.inf)
-        if least > most:
-            return None
-        low = least if low is None else low
-        high = most if high is None else high
-        picks = [_Pick(source, ranges, place, low, high) for source, ranges in sources]
-        total = sum(pick.count for pick in picks)
-        buckets = Buckets(low, high, px)
-        exact = total <= PER_BUCKET * px
-        whole = Values()
-        # Sums serve while a bucket is not much narrower than a block.
-        use_sums = not exact and sum(len(pick.inside) for pick in picks) >= px
-        seen = 0
-        for pick in picks:
-            for found, is_raw in self._parts(name, pick, use_sums=use_sums):
-                if isinstance(found, Block):
-                    buckets.block(found)
-                    seen += found.n
-                    continue
-                xs, ys = pick.select(found)
-                seen += len(xs)
-                if exact:
-                    whole.steps.extend(xs)
-                    whole.values.extend(ys)
-                elif is_raw and xs:
-                    buckets.points(xs, ys)
-                for step, at, value in found.odd:
-                    if pick.shows(step, at):
-                        seen += 1
-                        buckets.odd(place(step, at), value)
+        low = min(ends) if low is None else low
+        high = max(ends) if high is None else high
+        window = _Window(x, every.origin, low, high)
+        return self._drawn(name, sources, window, px)
+
+    def _drawn(self, name: str, sources: Sequence[_Source], window: _Window, px: int) -> Curve:
+        xs, ys, count, odd = array("d"), array("d"), 0, 0
+        for source in sources:
+            if source.values is None:
+                window.split(source)
+                count += sum(row.n for row in (*source.inside, *source.raw))
+        buckets = Buckets(window.low, window.high, px)
+        blocks = sum(len(source.inside) for source in sources)
+        use_sums = blocks * buckets.width >= _NARROW * (window.high - window.low)
+        if use_sums and count > PER_BUCKET * px:
+            self._take_sums(sources, window, buckets)
+        else:
+            for source in sources:
+                source.raw = sorted((*source.raw, *source.inside))
+                source.inside = []
+        for source in sources:
+            for values in self._values(name, source):
+                more_xs, more_ys = window.columns(source, values)
+                xs.extend(more_xs)
+                ys.extend(more_ys)
+                for step, at, value in values.odd:
+                    if window.shows(source, step, at):
+                        odd += 1
+                        buckets.odd(window.place(step, at), value)
+        summed = sum(row.n - row.odd for source in sources for row in source.inside)
+        exact = not summed and len(xs) <= PER_BUCKET * px
+        if not exact:
+            buckets.points(xs, ys)
         thin = buckets.thin()
         if exact:
-            order = sorted(range(len(whole.steps)), key=whole.steps.__getitem__)
-            xs_, ys_ = [whole.steps[i] for i in order], [whole.values[i] for i in order]
-            thin = Thin(xs_, ys_, xs_, ys_, thin.odd)
-        return Curve(low, high, seen, exact, 0.0 if exact else buckets.width, thin)
+            order = sorted(range(len(xs)), key=xs.__getitem__)
+            all_xs, all_ys = [xs[i] for i in order], [ys[i] for i in order]
+            thin = Thin(all_xs, all_ys, all_xs, all_ys, thin.odd)
+        width = 0.0 if exact else buckets.width
+        return Curve(window.low, window.high, summed + len(xs) + odd, exact, width, thin)
+
+    def _take_sums(self, sources: Sequence[_Source], window: _Window, buckets: Buckets) -> None:
+        """Take sums in the place of points, but for those whose points have to be seen."""
+        every = [row for source in sources for row in source.inside if row.total is not None]
+        seen = set(heapq.nsmallest(_EXTREMES, every, key=lambda row: row.low or 0.0))
+        seen |= set(heapq.nlargest(_EXTREMES, every, key=lambda row: row.high or 0.0))
+        for source in sources:
+            near = [row for row in source.inside if row.odd or row.total is None or row in seen]
+            if near:
+                source.raw = sorted((*source.raw, *near))
+                apart = set(near)
+                source.inside = [row for row in source.inside if row not in apart]
+            for row in source.inside:
+                buckets.block(window.block(row))
+
+    def _values(self, name: str, source: _Source) -> Iterable[Values]:
+        if source.values is not None:
+            yield source.values
+        elif source.raw:
+            spans = {span: self._places_of(source.path, span) for span in _joined(source.raw)}
+            yield sealed_values(source.path, name, spans)
 
     # --- files --------------------------------------------------------------------------------
 
-    def _sources(self, name: str, rank: int, attempt: int | None) -> list[tuple[_Source, Ranges]]:
+    def _sources(self, name: str, rank: int, attempt: int | None) -> list[_Source]:
         """Return what holds a metric, each with the steps that it shows."""
         for _ in range(_LISTINGS):
             try:
@@ -218,192 +369,84 @@ class Curves:
                 # Sealed just now: the same points have another name.
         return []
 
-    def _sources_once(
-        self, name: str, rank: int, attempt: int | None
-    ) -> list[tuple[_Source, Ranges]]:
+    def _sources_once(self, name: str, rank: int, attempt: int | None) -> list[_Source]:
         listing = list_segments(self._directory)
-        there = {
-            self._directory / DATA / str(SegmentName(writer, number, False))
-            for writer, files in listing.items()
-            for number in files
-            if False in files[number]
-        }
-        self._tails = {path: tail for path, tail in self._tails.items() if path in there}
         by_attempt: dict[int, list[_Source]] = {}
+        tails: dict[Path, _Tail] = {}
         for writer in sorted(listing, key=lambda each: (each.attempt, each.token)):
-            if writer.rank == rank and attempt in (None, writer.attempt):
-                for number in sorted(listing[writer]):
-                    source = self._source(writer, number, listing[writer][number], name)
+            for number, forms in sorted(listing[writer].items()):
+                path = self._path(writer, number, sealed=True in forms)
+                if path in self._tails:
+                    tails[path] = self._tails[path]
+                if writer.rank == rank and attempt in (None, writer.attempt):
+                    source = self._source(path, name, tails, is_sealed=True in forms)
                     if source is not None:
                         by_attempt.setdefault(writer.attempt, []).append(source)
-        found: list[tuple[_Source, Ranges]] = []
-        shown: Ranges = _EVERYWHERE
-        for number in sorted(by_attempt, reverse=True):
-            found += [(source, shown) for source in by_attempt[number]]
-            bounds = [source.steps() for source in by_attempt[number]]
-            lowest = min(bound[0] for bound in bounds)
-            highest = max(bound[1] for bound in bounds)
-            shown = _without(shown, lowest, highest)
-        return found[::-1]
+        self._tails = tails
+        shown = EVERYWHERE
+        for each in sorted(by_attempt, reverse=True):
+            for source in by_attempt[each]:
+                source.ranges = shown
+            bounds = [source.steps() for source in by_attempt[each]]
+            shown = _without(shown, min(b[0] for b in bounds), max(b[1] for b in bounds))
+        return [source for each in sorted(by_attempt) for source in by_attempt[each]]
 
-    def _source(self, writer: WriterId, number: int, forms: set[bool], name: str) -> _Source | None:
-        sealed = True in forms
-        path = self._directory / DATA / str(SegmentName(writer, number, sealed))
-        if not sealed:
-            tail = self._tails.setdefault(path, _Tail())
+    def _source(
+        self, path: Path, name: str, tails: dict[Path, _Tail], *, is_sealed: bool
+    ) -> _Source | None:
+        if not is_sealed:
+            tail = tails.setdefault(path, _Tail())
             tail.read(path)
             column = tail.column(name)
-            return _Source(path, values=column) if column.steps or column.odd else None
+            return _Source(path, values=column) if column.values or column.odd else None
         try:
-            sums = self._sums_of(path, name)
+            known = self._sums_of(path, name)
         except StorageError as error:
             self.problems[path.name] = error.message
             return None
-        return _Source(path, sums) if sums else None
+        return _Source(path, known) if known.rows else None
 
-    def _sums_of(self, path: Path, name: str) -> list[Sums]:
-        key = (path, name)
-        known = self._sums.get(key)
+    def _path(self, writer: WriterId, number: int, *, sealed: bool) -> Path:
+        return self._directory / DATA / str(SegmentName(writer, number, sealed))
+
+    def _sums_of(self, path: Path, name: str) -> _Known:
+        known = self._sums.pop((path, name), None)
         if known is None:
-            known = self._sums[key] = sealed_sums(path, name)
-            self._kept += len(known)
-            while self._kept > MAX_SUMS and len(self._sums) > 1:
-                self._kept -= len(self._sums.popitem(last=False)[1])
-        else:
-            self._sums.move_to_end(key)
+            known = _Known.of(sealed_sums(path, name))
+            self._sums_kept += len(known.rows)
+        self._sums[path, name] = known
+        while self._sums_kept > MAX_SUMS and len(self._sums) > 1:
+            self._sums_kept -= len(self._sums.popitem(last=False)[1].rows)
         return known
 
-    def _parts(
-        self, name: str, pick: _Pick, *, use_sums: bool
-    ) -> Iterator[tuple[Block | Values, bool]]:
-        """Yield what a source shows: blocks, or points."""
-        if pick.source.values is not None:
-            yield pick.source.values, True
-            return
-        raw = list(pick.edges)
-        if use_sums:
-            exact = _extremes(pick.inside)
-            for row in pick.inside:
-                if row in exact or row.odd:
-                    raw.append(row)
-                elif row.total is not None:
-                    yield pick.block(row), False
-        else:
-            raw += pick.inside
-        if raw:
-            raw.sort()
-            yield sealed_values(pick.source.path, name, _joined(raw)), True
+    def _places_of(self, path: Path, span: Span) -> Places:
+        places = self._places.pop((path, span), None)
+        if places is None:
+            places = sealed_places(path, *span)
+            self._places_kept += len(places.steps)
+        self._places[path, span] = places
+        while self._places_kept > MAX_PLACES and len(self._places) > 1:
+            self._places_kept -= len(self._places.popitem(last=False)[1].steps)
+        return places
 
 
-class _Pick:
-    """What of a source lies in the range."""
-
-    def __init__(
-        self,
-        source: _Source,
-        ranges: Ranges,
-        place: Callable[[float, float], float],
-        low: float,
-        high: float,
-    ) -> None:
-        self.source = source
-        self.inside: list[Sums] = []
-        self.edges: list[Sums] = []
-        self._ranges = ranges
-        self._place = place
-        self._low, self._high = low, high
-        self._is_all = tuple(ranges) == _EVERYWHERE
-        self.count = 0
-        if source.values is not None:
-            self.count = len(self.select(source.values)[0])
-            return
-        before = -math.inf
-        for row in source.sums:
-            if row.step0 is None or row.step1 is None or row.step0 > row.step1:
-                self.edges.append(row)  # Its bounds say nothing; its points do.
-            elif row.step0 < before:
-                self.edges.append(row)
-            elif self.shows(row.step0, row.at0) and self.shows(row.step1, row.at1):
-                self.inside.append(row)
-            elif self._touches(row):
-                self.edges.append(row)
-            before = row.step1 if row.step1 is not None else before
-        self.count = sum(row.n for row in (*self.inside, *self.edges))
-
-    def shows(self, step: float, at: float) -> bool:
-        """Whether a point stands in the range, and no newer attempt in its place."""
-        if not self._low <= self._place(step, at) <= self._high:
-            return False
-        return self._is_all or any(low <= step <= high for low, high in self._ranges)
-
-    def _touches(self, row: Sums) -> bool:
-        assert row.step0 is not None and row.step1 is not None
-        x0, x1 = self._place(row.step0, row.at0), self._place(row.step1, row.at1)
-        if x1 < self._low or x0 > self._high:
-            return False
-        return any(low <= row.step1 and row.step0 <= high for low, high in self._ranges)
-
-    def block(self, row: Sums) -> Block:
-        """Return sums as a block of the axis."""
-        assert row.step0 is not None and row.step1 is not None
-        return Block(
-            float(self._place(row.step0, row.at0)),
-            float(self._place(row.step1, row.at1)),
-            row.n,
-            float(row.total or 0.0),
-            float(row.low or 0.0),
-            float(row.high or 0.0),
-            float(row.first or 0.0),
-            float(row.last or 0.0),
-        )
-
-    def select(self, values: Values) -> tuple[Sequence[float], Sequence[float]]:
-        """Return the points in the range."""
-        xs: Sequence[float] = array("d", map(self._place, values.steps, values.ats))
-        is_inside = self._is_all and (not xs or (min(xs) >= self._low and max(xs) <= self._high))
-        if is_inside:
-            return xs, values.values
-        chosen = [
-            place
-            for place, (step, at) in enumerate(zip(values.steps, values.ats, strict=True))
-            if self.shows(step, at)
-        ]
-        return (
-            array("d", map(xs.__getitem__, chosen)),
-            array("d", map(values.values.__getitem__, chosen)),
-        )
-
-
-def _place_of(x: Axis, origin: float) -> Callable[[float, float], float]:
-    if x == "step":
-        return lambda step, at: step
-    if x == "time":
-        return lambda step, at: at - origin
-    return lambda step, at: at
-
-
-def _span(
-    source: _Source, ranges: Ranges, place: Callable[[float, float], float]
-) -> tuple[float, float]:
+def _ends(window: _Window, source: _Source) -> list[float]:
     """Return the ends of a source on the axis."""
     if source.values is not None:
-        points = zip(source.values.steps, source.values.ats, strict=True)
-        places = [place(step, at) for step, at in points if _is_shown(step, ranges)]
-        places += [place(*each[:2]) for each in source.values.odd if _is_shown(each[0], ranges)]
-    else:
-        places = [
-            place(min(max(step, low), high), at)
-            for row in source.sums
-            for step, at in ((row.step0, row.at0), (row.step1, row.at1))
-            if step is not None
-            for low, high in ranges
-            if (row.step0 or 0) <= high and (row.step1 or 0) >= low
-        ]
-    return (min(places), max(places)) if places else (math.inf, -math.inf)
-
-
-def _is_shown(step: float, ranges: Ranges) -> bool:
-    return any(low <= step <= high for low, high in ranges)
+        xs, _ = window.columns(source, source.values)
+        odd = [each for each in source.values.odd if window.shows(source, *each[:2])]
+        return [*xs[:1], *xs[-1:], *(window.place(*each[:2]) for each in odd)]
+    assert source.known is not None
+    if source.ranges is EVERYWHERE and window.x == "step" and source.known.is_plain:
+        return [source.known.first, source.known.last]
+    return [
+        window.place(min(max(step, low), high), at)
+        for row in source.known.rows
+        if row.step0 is not None and row.step1 is not None
+        for step, at in ((row.step0, row.at0), (row.step1, row.at1))
+        for low, high in source.ranges
+        if row.step0 <= high and row.step1 >= low
+    ]
 
 
 def _without(ranges: Ranges, low: float, high: float) -> Ranges:
@@ -415,17 +458,9 @@ def _without(ranges: Ranges, low: float, high: float) -> Ranges:
     return [each for each in (*left, *right) if each[0] <= each[1]]
 
 
-def _extremes(rows: Sequence[Sums]) -> set[Sums]:
-    """Return the blocks that hold the lowest and the highest points."""
-    known = [row for row in rows if row.low is not None and row.high is not None]
-    by_low = sorted(known, key=lambda row: row.low or 0.0)[:_EXTREMES]
-    by_high = sorted(known, key=lambda row: row.high or 0.0)[-_EXTREMES:]
-    return {*by_low, *by_high}
-
-
-def _joined(rows: Sequence[Sums]) -> list[tuple[int, int]]:
+def _joined(rows: Sequence[Sums]) -> list[Span]:
     """Return the spans of records of some blocks, neighbours as one."""
-    spans: list[tuple[int, int]] = []
+    spans: list[Span] = []
     for row in rows:
         if spans and row.first_seq <= spans[-1][1] + 1:
             spans[-1] = (spans[-1][0], max(spans[-1][1], row.last_seq))

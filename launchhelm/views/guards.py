@@ -1,4 +1,4 @@
-"""Why a command is asked for a second time before it is sent, and what waits in front of it. Pure."""
+"""Why a command has to be confirmed before it is sent, and what waits in front of it. Pure."""
 
 from __future__ import annotations
 
