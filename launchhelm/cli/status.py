@@ -13,7 +13,7 @@ from launchhelm.cli.output import Output
 from launchhelm.cli.sync import roots_of
 
 if TYPE_CHECKING:
-    from syncer.discover import Place
+    from syncer.discover import Discovery, Place
     from syncer.state import Aside
     from syncer.status import Remembered
 
@@ -50,6 +50,38 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.say(f"No runs in {', '.join(map(str, discovery.roots))}.")
         return Exit.NO_SUCH_RUN
     return Exit.IN_PART if unreadable else Exit.DONE
+
+
+def page(discovery: Discovery) -> dict[str, Any]:
+    """Return the same for a page: the servers, and a row per run and server."""
+    rows = [row for place in discovery.look() for row in _rows(place, None)]
+    servers: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row["server"] is not None:
+            known = servers.setdefault(row["server"], {"origin": row["server"], "syncer": ""})
+            known["syncer"] = known["syncer"] or _wording.plain(row["holder"])
+    now = time.time()
+    return {
+        "servers": [{**each, "alive": bool(each["syncer"])} for each in servers.values()],
+        "runs": [
+            {
+                "id": row["id"],
+                "name": _wording.plain(row["name"]),
+                "server": row["server"] or "",
+                "state": row["state"],
+                "behind_text": _pending(row) or _ago(row["synced_at"], now),
+                "commands_text": _wording.plain(row["commands_why"])
+                or f"asked for {_ago(row['commands_asked_at'], now)}",
+                "problem": _wording.plain(row["why"]),
+                "remedy": "launchhelm sync" if row["why"] or row["state"] != "synced" else "",
+            }
+            for row in rows
+        ],
+        "unreadable": [
+            {"path": _wording.plain(str(path)), "reason": _wording.plain(why)}
+            for path, why in unreadable_of(discovery).items()
+        ],
+    }
 
 
 def _rows(place: Place, url: str | None) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import re
@@ -92,7 +93,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     token = _token(arguments.token_file)
     base = f"/{arguments.base_path.strip('/')}" if arguments.base_path.strip("/") else ""
     board = Board(roots, read_only=arguments.read_only or arguments.host is not None)
-    app = App(board, Guard(token, arguments.allow_host), base=base, sync=None)
+    app = App(
+        board, Guard(token, arguments.allow_host), base=base, sync=functools.partial(_sync, board)
+    )
     mark = secrets.token_hex(4)
     with _served(app, arguments, folder, mark) as service:
         facts = _facts(service, roots, token, base, arguments.host)
@@ -208,6 +211,14 @@ def _in_a_job() -> bool:
     from launchhelm._settings import SLURM_JOB_ID
 
     return bool(SLURM_JOB_ID.read())
+
+
+def _sync(board: Board) -> dict[str, Any]:
+    """Return what the sync page shows: files only, no network."""
+    from launchhelm.cli import status
+    from syncer.discover import Discovery
+
+    return status.page(Discovery(board.roots))
 
 
 # Files of this user -------------------------------------------------------------------------

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launchhelm import _wording, views
 from launchhelm._wording import plain
+from launchhelm.store.cursor import Cursor
+from launchhelm.ui.request import Request
 from launchhelm.views.around import diverged_of, pace_of
 from launchhelm.views.findings import Finding, Scene, findings, spread
+from launchhelm.views.strip import MEASURES, MISSING, SILENT, UNITS, Beat, strip
+
+if TYPE_CHECKING:
+    from launchhelm.ui.board import OpenRun
 
 Json = dict[str, Any]  # Any: JSON.
 
@@ -115,3 +121,76 @@ def _row(row: views.ParticipantView, differs: list[str] | None) -> list[Any]:
 
 def _missing(rank: int) -> list[Any]:
     return [rank, "", None, None, "missing", *[None] * 2, "", *[None] * 4, 0, "", "", ""]
+
+
+# The strip ----------------------------------------------------------------------------------
+
+MAX_COLUMNS = 240
+MAX_STRIP_ROWS = 4096
+
+
+class Beats:
+    """The heartbeats of all ranks of the newest attempt, read on from where the last look ended."""
+
+    def __init__(self) -> None:
+        self._cursor = Cursor()
+        self.of: dict[int, list[Beat]] = {}
+        self._attempt = 0
+
+    def read(self, view: views.RunView) -> None:
+        """Take in what is new."""
+        if view.attempt != self._attempt:
+            self.of, self._attempt = {}, view.attempt
+        reader = view.reader(self._cursor, kinds=("hb",))
+        while records := reader.poll(limit=10_000):
+            for record in records:
+                if record.writer.attempt != self._attempt or record.step is None:
+                    continue
+                body = record.body
+                beat = Beat(
+                    record.step,
+                    _float(body.get("mono")),
+                    _float(body.get("exchange_wait_ms")),
+                    _float(body.get("step_time_ms")),
+                )
+                self.of.setdefault(record.writer.rank, []).append(beat)
+        self._cursor = reader.cursor
+
+
+def skew(run: OpenRun, request: Request) -> Json:
+    """Return the strip of one measure."""
+    view, beats = run.view, run.beats
+    beats.read(view)
+    waits = any(each.wait_ms is not None for row in beats.of.values() for each in row[-1:])
+    measure = request.choice("measure", MEASURES, "late" if waits else "step")
+    low, high = request.number("from"), request.number("to")
+    made = strip(
+        beats.of,
+        measure,
+        columns=request.integer("columns", MAX_COLUMNS, 1, MAX_COLUMNS),
+        rows=request.integer("rows", MAX_STRIP_ROWS, 1, MAX_STRIP_ROWS),
+        low=None if low is None else int(low),
+        high=None if high is None else int(high),
+        silent=[row.rank for row in view.participants if row.state == "silent"],
+        ranks=sorted({*(row.rank for row in view.participants), *view.missing}),
+    )
+    return {
+        "measure": measure,
+        "measures": list(MEASURES),
+        "unit": UNITS[measure],
+        "from": made.low,
+        "to": made.high,
+        "columns": made.columns,
+        "rows": made.rows,
+        "order": made.order,
+        "scale": {"min": 0, "max": made.scale, "missing": MISSING, "silent": SILENT},
+        "cells": made.text(),
+        "worst": [
+            {"rank": rank, "from": first, "to": last, "value": value}
+            for rank, first, last, value in made.worst
+        ],
+    }
+
+
+def _float(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
@@ -13,6 +13,8 @@ from launchhelm import _strict
 from launchhelm.errors import LaunchHelmError, NotFound
 from launchhelm.ui import (
     _answers_commands,
+    _answers_console,
+    _answers_media,
     _answers_processes,
     _answers_runs,
     _answers_series,
@@ -21,6 +23,7 @@ from launchhelm.ui.board import Board
 from launchhelm.ui.guard import HEADERS, Guard
 from launchhelm.ui.pages import Page, Pages
 from launchhelm.ui.request import MAX_BODY_BYTES, Problem, Request, too_large
+from launchhelm.ui.scan import POLL_S, Scanner
 
 API: Final = "/api/1/"
 FOREVER: Final = "public, max-age=31536000, immutable"
@@ -60,8 +63,10 @@ class App:
         base: str = "",
         sync: Callable[[], Document] | None = None,
         mode: str = "directory",
+        poll_s: float = POLL_S,
     ) -> None:
         self.board = board
+        self.scanner = Scanner(board, poll_s)
         self.sync = sync
         self.mode = mode
         self._asked_at = board.clock.monotonic()
@@ -153,6 +158,30 @@ class App:
             case ("runs", id_, "controls"):
                 with self.board.open(id_) as run:
                     return Answer(_answers_commands.controls(self.board, run.view))
+            case ("runs", id_, "console"):
+                with self.board.open(id_) as run:
+                    return Answer(_answers_console.console(run, request))
+            case ("runs", id_, "media"):
+                with self.board.open(id_) as run:
+                    return Answer(_answers_media.listing(run, request))
+            case ("runs", id_, "files"):
+                with self.board.open(id_) as run:
+                    return Answer(_answers_media.files(run))
+            case ("blobs", digest):
+                status, headers, data = _answers_media.blob(self.board.folders(), digest, request)
+                return Answer(None, status, headers, data)
+            case ("runs", id_, "skew"):
+                with self.board.open(id_) as run:
+                    return Answer(_answers_processes.skew(run, request))
+            case ("sync",):
+                return Answer(self.sync() if self.sync is not None else {"servers": [], "runs": []})
+            case ("changes",):
+                found = self.scanner.changes(_watched(request), request.text("cursor"))
+                return Answer(found, 200 if found is not None else 204)
+            case ("stream",):
+                events = self.scanner.stream(_watched(request), request.text("cursor"))
+                kind = [("Content-Type", "text/event-stream"), ("Cache-Control", "no-store")]
+                return Answer(headers=kind, parts=events)
             case ("runs", id_, "processes"):
                 with self.board.open(id_) as run:
                     watched_s = self.board.clock.monotonic() - run.opened_at
@@ -220,6 +249,5 @@ def _phrase(status: int) -> str:
         return "Unknown"
 
 
-def lines(events: Iterator[str]) -> Iterator[bytes]:
-    """Turn texts into bytes, for a stream."""
-    return (event.encode() for event in events)
+def _watched(request: Request) -> list[str]:
+    return [id_ for id_ in request.text("watch").split(",") if id_]

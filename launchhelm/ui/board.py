@@ -19,6 +19,8 @@ from launchhelm import views
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import LaunchHelmError
 from launchhelm.store import layout
+from launchhelm.ui._answers_console import Console
+from launchhelm.ui._answers_processes import Beats
 from launchhelm.ui.request import Problem
 from launchhelm.views.curves import Curves
 from launchhelm.views.liveness import Observer
@@ -53,6 +55,8 @@ class OpenRun:
     view: views.RunView
     curves: Curves
     opened_at: float = 0.0
+    console: Console = field(default_factory=Console)
+    beats: Beats = field(default_factory=Beats)
     lock: threading.RLock = field(default_factory=threading.RLock)
     looked_at: float = -1e9
 
@@ -173,6 +177,13 @@ class Board:
         if len(mine) > 1:
             raise Problem(409, "ambiguous", f"{len(mine)} runs begin so.", remedy="Give more.")
         return mine[0]
+
+    def folders(self) -> list[Path]:
+        """Return the directories of all runs, those that are open first."""
+        with self._lock:
+            first = [run.view.directory for run in reversed(self._open.values())]
+            rest = [place.directory for place in self._places.values() if place.summary is not None]
+            return list(dict.fromkeys([*first, *rest]))
 
     def _with_id(self, id_: str) -> list[views.RunSummary]:
         known = [place.summary for place in self._places.values() if place.summary is not None]
