@@ -4,9 +4,9 @@
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 READY := .venv/.ready
-CODE := launchhelm syncer tests examples benchmarks docs
+CODE := launchhelm syncer tests examples benchmarks docs tools
 BENCHMARKS := logging idle memory reading control_point command_latency server_latency sync rescan \
-  ingest live_runs
+  ingest live_runs checkpoint dashboard
 
 .NOTPARALLEL:
 .PHONY: demo test check fix format lint types examples docs wheel stress rig bench clean
