@@ -181,6 +181,8 @@ class Board:
     def folders(self) -> list[Path]:
         """Return the directories of all runs, those that are open first."""
         with self._lock:
+            if not self._places:
+                self.look()
             first = [run.view.directory for run in reversed(self._open.values())]
             rest = [place.directory for place in self._places.values() if place.summary is not None]
             return list(dict.fromkeys([*first, *rest]))

@@ -234,13 +234,12 @@ class _Window:
             and self.shows(source, row.step1, row.at1)
             for row in ends
         )
-        if whole and known.is_plain and (self.x == "step" or _rises(rows)):
+        if whole and (self.x == "step" or _rises(rows)):
             source.inside = list(rows)
             return
         for row in rows:
-            if row.step0 is None or row.step1 is None or not known.is_plain:
-                source.raw.append(row)  # Its bounds say nothing; its points do.
-            elif self.shows(source, row.step0, row.at0) and self.shows(source, row.step1, row.at1):
+            assert row.step0 is not None and row.step1 is not None
+            if self.shows(source, row.step0, row.at0) and self.shows(source, row.step1, row.at1):
                 source.inside.append(row)
             elif self._touches(source, row, row.step0, row.step1):
                 source.raw.append(row)
@@ -404,6 +403,10 @@ class Curves:
         except StorageError as error:
             self.problems[path.name] = error.message
             return None
+        if known.rows and not known.is_plain:
+            # Steps go back and forth: the bounds of a block say nothing of what is in it.
+            spans = {span: self._places_of(path, span) for span in _joined(known.rows)}
+            return _Source(path, values=sealed_values(path, name, spans))
         return _Source(path, known) if known.rows else None
 
     def _path(self, writer: WriterId, number: int, *, sealed: bool) -> Path:
@@ -437,7 +440,7 @@ def _ends(window: _Window, source: _Source) -> list[float]:
         odd = [each for each in source.values.odd if window.shows(source, *each[:2])]
         return [*xs[:1], *xs[-1:], *(window.place(*each[:2]) for each in odd)]
     assert source.known is not None
-    if source.ranges is EVERYWHERE and window.x == "step" and source.known.is_plain:
+    if source.ranges is EVERYWHERE and window.x == "step":
         return [source.known.first, source.known.last]
     return [
         window.place(min(max(step, low), high), at)
