@@ -267,8 +267,10 @@ def _read(view: views.RunView, body: Json, **more: Any) -> tuple[Command, dict[s
 
 def _field_of(problem: str, name: str, capability: fields.Capability) -> str:
     """Return the field that a problem is about, "input" when it is about several."""
-    said = problem.removeprefix(f"{name}: ")
+    head, _, said = problem.partition(": ")
     known = fields.fields_of(fields.root_of(capability))
+    if head != name:
+        return "input"
     return next((each for each in known if re.match(rf"{re.escape(each)}\b", said)), "input")
 
 
