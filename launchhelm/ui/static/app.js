@@ -14,6 +14,7 @@ import runs from "./pages/runs.js";
 import sync from "./pages/sync.js";
 
 const LOST_AFTER_S = 10;
+const AGES_MS = 5000; // Ages on the page go on while nothing arrives.
 const nowhere = {
   title: () => "No such page",
   open() {},
@@ -33,7 +34,6 @@ const news = new api.News(
     const noToken = how.status === 401 || how.status === 403;
     update({ connection: noToken ? "no_token" : "lost", lostAt });
     if (noToken) news.stop();
-    else setTimeout(update, LOST_AFTER_S * 1000);
   },
 );
 
@@ -43,6 +43,7 @@ async function start() {
   document.documentElement.dataset.density = settings.get("density", "dense");
   addEventListener("hashchange", () => location.hash.startsWith("#token=") && enter(location.hash));
   onDraw(draw);
+  setInterval(() => document.hidden || update(), AGES_MS);
   keys.listen((key) => page.keys?.()[key] ?? GLOBAL_KEYS[key]);
   if (api.token()) await connect();
   else update({ connection: "no_token" });
@@ -71,6 +72,7 @@ function enter(text) {
 
 function open(route) {
   const next = pages[route.page];
+  const isFirst = !state.route;
   const same = state.route && page === next && next.same?.(state.route, route);
   if (!same) {
     page.close?.();
@@ -82,7 +84,7 @@ function open(route) {
   update({ route });
   page.open(route, same);
   news.watch(page.watched?.(route) ?? []);
-  if (!same) focusHeading();
+  if (!same && !isFirst) focusHeading();
 }
 
 // A new page is read from its heading, as it would be after a full load.
@@ -95,6 +97,7 @@ function focusHeading() {
 
 function connectionText() {
   const { connection, lostAt } = state;
+  if (connection === "no_token") return "no token";
   if (connection !== "lost") return connection;
   return `connection lost ${duration((Date.now() - lostAt) / 1000)} ago`;
 }

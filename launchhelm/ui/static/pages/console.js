@@ -17,7 +17,7 @@ const OTHER_ESCAPES = /\u001b(?:\[[\d;?]*[A-Za-ln-z]|\][^\u0007\u001b]*(?:\u0007
 let typing = 0;
 
 const fields = () => {
-  const { rank, stream, find, at } = state.route.query;
+  const { rank = "0", stream, find, at } = state.route.query;
   return { rank, stream, find, from: at };
 };
 
@@ -69,7 +69,7 @@ function colored(given) {
 function lineView(line, many) {
   const isError = line.stream === "stderr" || line.stream === "err";
   return html`<div class="log-line" data-stream=${line.stream}>
-    <span class="quiet number">${count(line.n)}</span>
+    <span class="quiet number">${count(line.n + 1)}</span>
     ${many ? html`<span class="quiet">r${line.rank}</span>` : nothing}
     <span class="quiet">${time(line.at)}</span>
     <span aria-hidden="true">${isError ? "!" : ""}</span>${isError ? html`<span class="unseen">stderr</span>` : nothing}
@@ -79,7 +79,7 @@ function lineView(line, many) {
 
 function tools(value) {
   const { query } = state.route;
-  const ranks = value.ranks ?? Array.from({ length: Math.min(state.run?.world_size ?? 1, 4096) }, (_, rank) => rank);
+  const ranks = [...new Set([0, ...value.ranks])];
   const wrap = settings.get("wrap", true);
   const find = (event) => {
     clearTimeout(typing);
@@ -95,9 +95,9 @@ function tools(value) {
       ${[["", "out + err"], ["stdout", "out"], ["stderr", "err"]].map(([one, text]) => html`<option value=${one} ?selected=${one === (query.stream ?? "")}>${text}</option>`)}</select></label>
     <label>find <input type="search" data-search .value=${query.find ?? ""} placeholder="nccl" spellcheck="false" @input=${find}></label>
     ${query.find ? html`<span class="quiet">${plural((value.hits ?? []).length, "hit")}${value.stopped_early ? ", the search stopped early" : ""}</span>
-      ${(value.hits ?? []).slice(0, 12).map((hit) => html`<button type="button" class="small" @click=${() => change({ at: Math.max(1, hit - 20) })}>${count(hit)}</button>`)}` : nothing}
+      ${(value.hits ?? []).slice(0, 12).map((hit) => html`<button type="button" class="small" @click=${() => change({ at: Math.max(0, hit - 20) })}>${count(hit + 1)}</button>`)}` : nothing}
     <label><input type="checkbox" .checked=${query.at === undefined && state.page.follow !== false}
-      @change=${(event) => { state.page.follow = event.target.checked; change({ at: event.target.checked ? "" : value.lines[0]?.n ?? 1 }); }}> follow</label>
+      @change=${(event) => { state.page.follow = event.target.checked; change({ at: event.target.checked ? "" : value.lines[0]?.n ?? 0 }); }}> follow</label>
     <label><input type="checkbox" .checked=${wrap} @change=${(event) => settings.set("wrap", event.target.checked)}> wrap</label>
   </div>`;
 }
@@ -111,23 +111,23 @@ function onScroll(event) {
 function view(value) {
   const { lines, total } = value;
   const { query } = state.route;
-  if (!total && !query.find && !query.stream) {
+  if (!total && !query.stream) {
     return html`${tools(value)}${empty("This rank printed nothing, or its console is not recorded.", html`<p><code>launchhelm.init(..., console=True)</code> records it.</p>`)}`;
   }
-  const first = lines[0]?.n ?? 1;
-  const last = lines.at(-1)?.n ?? 0;
+  const first = lines[0]?.n ?? 0; // Lines are counted from 0, and shown from 1 on.
+  const last = lines.at(-1)?.n ?? -1;
   const many = query.rank === "all";
   return html`${tools(value)}
     <div class="line">
-      ${first > 1 ? html`<button type="button" class="small" @click=${() => change({ at: Math.max(1, first - PAGE) })}>earlier</button>` : nothing}
-      <span class="quiet">lines ${count(first)}–${count(last)} of ${count(total)}</span>
-      ${last < total ? html`<button type="button" class="small" @click=${() => change({ at: last + 1 })}>later</button>
+      ${first > 0 ? html`<button type="button" class="small" @click=${() => change({ at: Math.max(0, first - PAGE) })}>earlier</button>` : nothing}
+      <span class="quiet">lines ${count(first + 1)}–${count(last + 1)} of ${count(total)}${value.forgotten ? `, and ${count(value.forgotten)} older ones in the files` : ""}</span>
+      ${last + 1 < total ? html`<button type="button" class="small" @click=${() => change({ at: last + 1 })}>later</button>
         <button type="button" class="small" @click=${() => { state.page.follow = true; change({ at: "" }); }}>end</button>` : nothing}
     </div>
     <div class=${settings.get("wrap", true) ? "log wrap" : "log"} tabindex="0" role="log" aria-live="off" aria-label="Console" @scroll=${onScroll}>
       ${repeat(lines, (line) => `${line.rank} ${line.n}`, (line) => lineView(line, many))}
     </div>
-    <p class="quiet">${last >= total && query.at === undefined ? (["running", "starting"].includes(state.run?.state) ? "end · following" : "end") : ""}</p>`;
+    <p class="quiet">${last + 1 >= total && query.at === undefined ? (["running", "starting"].includes(state.run?.state) ? "end · following" : "end") : ""}</p>`;
 }
 
 export default {

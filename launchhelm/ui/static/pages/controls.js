@@ -271,8 +271,7 @@ function checkView(one) {
 // Unknown outcomes stay on top until someone has seen them.
 function ordered(commands) {
   const onTop = (one) => one.state === "outcome_unknown" && !isSeen(one);
-  const newest = [...commands].reverse();
-  return [...newest.filter(onTop), ...newest.filter((one) => !onTop(one))];
+  return [...commands.filter(onTop), ...commands.filter((one) => !onTop(one))];
 }
 
 const isSeen = (one) => one.seen || settings.get("seen", []).includes(one.id);

@@ -17,7 +17,7 @@ async function save(one) {
   say(`Fetching ${one.name}`, true);
   try {
     const link = document.createElement("a");
-    link.href = await api.blob(one.digest, "application/octet-stream");
+    link.href = await api.blob(state.route.id, one.digest, "application/octet-stream");
     link.download = one.name.split("/").at(-1);
     link.click();
   } catch (error) {
@@ -36,7 +36,7 @@ const COLUMNS = [
     id: "get",
     head: "Get",
     sorts: false,
-    cell: (one) => html`${one.digest ? html`<button type="button" class="small" @click=${() => save(one)}>save<span class="unseen"> ${visible(one.name)}</span></button>` : nothing}
+    cell: (one) => html`${one.digest && one.state !== "missing" ? html`<button type="button" class="small" @click=${() => save(one)}>save<span class="unseen"> ${visible(one.name)}</span></button>` : nothing}
       ${one.resume ? copyButton(one.resume, "copy resume line", `of ${visible(one.name)}`) : nothing}`,
   },
 ];
@@ -56,7 +56,7 @@ function view(value) {
     <details ?open=${!files.length}><summary>the run directory's own files: ${plural(own.length, "file")}, ${bytes(own.reduce((sum, one) => sum + (one.size ?? 0), 0))}</summary>
       <table class="plain"><thead><tr><th scope="col">Path</th><th scope="col" class="number">Size</th></tr></thead>
       <tbody>${own.map((one) => html`<tr><th scope="row"><code>${visible(one.path)}</code></th><td class="number">${bytes(one.size)}</td></tr>`)}</tbody></table></details>
-    <p class="quiet">${value.total === undefined ? "" : `${typeof value.total === "number" ? bytes(value.total) : count(value.total)} in all. `}Nothing is deleted from here.</p>`;
+    <p class="quiet">${bytes(value.total)} in all. Nothing is deleted from here.</p>`;
 }
 
 export default {

@@ -23,12 +23,14 @@ function change(fields) {
 }
 
 function item(one) {
-  const title = html`<figcaption>${visible(one.caption || one.name)} <span class="quiet">step ${count(one.step)}${one.rank ? ` · rank ${one.rank}` : ""}</span></figcaption>`;
+  const title = html`<figcaption>${visible(one.caption || one.name)} <span class="quiet">${one.step < 0 ? "no step" : `step ${count(one.step)}`}${one.rank ? ` · rank ${one.rank}` : ""}</span></figcaption>`;
   return html`<figure data-type=${one.type}>${body(one)}${title}</figure>`;
 }
 
 function body(one) {
-  if (one.missing) return html`<p class="missing">not on this disk <code>${visible(one.digest?.slice(0, 19))}</code></p>`;
+  if (one.missing) {
+    return html`<p class="missing">${one.address ? html`lies elsewhere: <code>${visible(one.address)}</code>` : html`not on this disk <code>${visible(one.digest?.slice(0, 19))}</code>`}</p>`;
+  }
   if (one.table) return tableView(one);
   if (one.histogram) return histogramView(one.histogram);
   if (one.text !== null && one.text !== undefined) return html`<pre class="text" tabindex="0">${visible(one.text)}</pre>`;
@@ -37,17 +39,18 @@ function body(one) {
   if (one.size > LARGE && !wanted.has(one.digest)) {
     return html`<button type="button" @click=${() => { wanted.add(one.digest); update(); }}>show ${visible(one.type)}, ${bytes(one.size)}</button>`;
   }
-  return html`<lh-picture .given=${one}></lh-picture>`;
+  return html`<lh-picture .given=${{ ...one, run: state.route.id }}></lh-picture>`;
 }
 
 function tableView(one) {
-  const { columns = [], rows = [] } = one.table;
+  const { rows = [], total = rows.length } = one.table;
+  const columns = (one.table.columns ?? []).map((column) => column.name ?? column);
   const csv = () => download(`${one.name.replaceAll("/", "_")}.csv`, [columns, ...rows].map((row) => row.map((cell) => JSON.stringify(cell ?? "")).join()).join("\n"), "text/csv");
   return html`<div class="scroll short" tabindex="0" role="region" aria-label=${`table ${visible(one.name)}`}><table class="plain">
       <thead><tr>${columns.map((name) => html`<th scope="col">${visible(name)}</th>`)}</tr></thead>
       <tbody>${rows.slice(0, MOST_ROWS).map((row) => html`<tr>${row.map((cell) => html`<td class=${typeof cell === "number" ? "number" : ""}>${text(cell)}</td>`)}</tr>`)}</tbody>
     </table></div>
-    <p class="line"><span class="quiet">${count(rows.length)} × ${count(columns.length)}</span><button type="button" class="small" @click=${csv}>save as CSV</button></p>`;
+    <p class="line"><span class="quiet">${count(total)} × ${count(columns.length)}</span><button type="button" class="small" @click=${csv}>save as CSV</button></p>`;
 }
 
 function histogramView({ edges = [], counts = [], min, max }) {

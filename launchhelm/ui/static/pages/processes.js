@@ -12,6 +12,7 @@ import { copyButton, empty, shown } from "../parts/words.js";
 
 const MARKS = { ok: "", starting: "…", busy: "▣", behind: "▼", late: "◐", silent: "✕", ended: "■", missing: "?", gone: "✕" };
 const WELL = new Set(["ok", "ended"]);
+const MEASURES = { late: "late by", step: "step time", behind: "steps behind", gap: "between beats" };
 const FEW = 16;
 const MOST_ROWS = 512;
 
@@ -50,13 +51,13 @@ function strip() {
   return html`<section aria-label="Strip of the past">
     <div class="line">
       ${measures.length ? html`<label>measure <select @change=${(event) => { set({ measure: event.target.value }); refreshStrip(); }}>
-        ${measures.map((one) => html`<option value=${one.id} ?selected=${one.id === given.measure}>${visible(one.text)}</option>`)}</select></label>` : html`<strong>${visible(given.measure)}</strong>`}
+        ${measures.map((one) => html`<option value=${one} ?selected=${one === given.measure}>${MEASURES[one] ?? one}</option>`)}</select></label>` : html`<strong>${visible(given.measure)}</strong>`}
       <span class="quiet">steps ${count(given.from)}–${count(given.to)} · worst in each cell</span>
     </div>
     <lh-strip .given=${given} @choose=${(event) => go(runHref(state.route.id, "charts", { rank: event.detail }))}></lh-strip>
     ${(given.worst ?? []).length ? html`<details><summary>the ${given.worst.length} worst cells</summary>
-      <table class="plain"><thead><tr><th scope="col">Rank</th><th scope="col">Host</th><th scope="col">Steps</th><th scope="col">Value</th></tr></thead>
-      <tbody>${given.worst.map((one) => html`<tr><th scope="row">${one.rank}</th><td>${visible(one.host)}</td><td>${count(one.from)}–${count(one.to)}</td><td>${number(one.value)}</td></tr>`)}</tbody></table></details>` : nothing}
+      <table class="plain"><thead><tr><th scope="col">Rank</th><th scope="col">Steps</th><th scope="col">Value</th></tr></thead>
+      <tbody>${given.worst.map((one) => html`<tr><th scope="row">${one.rank}</th><td>${count(one.from)}–${count(one.to)}</td><td>${number(one.value)} ${given.unit}</td></tr>`)}</tbody></table></details>` : nothing}
   </section>`;
 }
 

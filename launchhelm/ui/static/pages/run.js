@@ -82,7 +82,7 @@ function header(value) {
       <span class="quiet owner" title=${visible(value.path)}>${visible(value.owner)} · ${middle(value.path, 44)}</span>
     </div>
     <p class="facts" title=${fullTime(value.created_at)}>${stateText(value)} <span class="quiet">· ${facts(value)}</span></p>
-    ${(value.headline ?? []).map((one) => html`<p class="finding"><span class="mark bad" aria-hidden="true">${one.mark}</span>
+    ${(value.headline ?? []).map((one) => html`<p class="finding"><span class=${`mark ${one.mark === "?" ? "unknown" : "bad"}`} aria-hidden="true">${one.mark}</span>
       <span>${visible(one.text)}</span> ${one.tab ? html`<a href=${runHref(value.id, one.tab)}>${TITLES[TABS.indexOf(one.tab)] ?? one.tab}</a>` : nothing}</p>`)}
     ${(value.banners ?? []).map((one) => html`<p class="banner" data-level=${one.level}>
       <span aria-hidden="true">${one.level === "bad" ? "✕" : "!"}</span> <span>${visible(one.text)} <span class="quiet">${visible(one.remedy)}</span></span></p>`)}

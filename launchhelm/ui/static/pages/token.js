@@ -21,7 +21,7 @@ export function tokenPage(enter) {
       </label>
       <button class="main">Open</button>
     </form>
-    ${state.tokenError && state.tokenError.code !== "no_token"
+    ${state.tokenError
       ? html`<p class="problem" role="alert">${state.tokenError.message} ${state.tokenError.remedy}</p>`
       : nothing}`;
 }

@@ -299,7 +299,7 @@ function oddText({ nan, inf, ninf }) {
 export function summaryOf(name, { x, y, odd = [] }, axis) {
   const known = y.map((value, at) => [x[at], value]).filter(([, value]) => Number.isFinite(value));
   const strange = odd.reduce((sum, one) => sum + (one.nan ?? 0) + (one.inf ?? 0) + (one.ninf ?? 0), 0);
-  const notNumbers = strange ? `; ${strange} values are NaN or infinite, first at ${axis} ${axisText(axis, odd[0].x)}` : "";
+  const notNumbers = strange ? `; ${strange} ${strange === 1 ? "value is" : "values are"} NaN or infinite, first at ${axis} ${axisText(axis, odd[0].x)}` : "";
   if (!known.length) return `${name}: no finite values${notNumbers}`;
   const by = (compare) => known.reduce((best, one) => (compare(one[1], best[1]) ? one : best));
   const least = by((a, b) => a < b);

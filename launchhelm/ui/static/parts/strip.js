@@ -1,14 +1,16 @@
 // <lh-strip>: ranks by time, one cell for the worst of what falls into it.
 //
-// given: {rows, columns, from, to, ranks, cells (base64), scale: [low, high], measure}. A byte is
-// 0 for no data, 1 to 250 from low to high, 254 missing (hatched), 255 silent (crossed).
+// given: {rows, columns, from, to, order (ranks of each row), cells (base64), measure,
+// scale: {min, max, silent}, unit}. A byte is 0 where nothing was reported, 1 to 250 from least to
+// most, or silent (crossed).
 
 import { count, number } from "../lib/format.js";
 import { say } from "../lib/state.js";
 
-const MISSING = 254;
 const SILENT = 255;
 const MOST = 250;
+
+const ranksText = (ranks) => (ranks.length > 1 ? `ranks ${ranks[0]}–${ranks.at(-1)}` : `rank ${ranks[0]}`);
 
 class Strip extends HTMLElement {
   connectedCallback() {
@@ -53,7 +55,7 @@ class Strip extends HTMLElement {
     canvas.setAttribute("aria-label", `${now.measure} of ${count(now.rows)} rows of ranks over steps ${count(now.from)} to ${count(now.to)}; the worst cells stand in the table below`);
     const style = getComputedStyle(this);
     const color = (name) => style.getPropertyValue(name).trim();
-    const paint = { weak: color("--unknown"), strong: color("--bad"), empty: color("--grid") };
+    const paint = { weak: color("--unknown"), strong: color("--bad") };
     const pen = canvas.getContext("2d");
     pen.fillStyle = color("--panel");
     pen.fillRect(0, 0, canvas.width, canvas.height);
@@ -80,16 +82,14 @@ class Strip extends HTMLElement {
 
   cell(pen, value, x, y, w, h, paint) {
     if (value === 0) return;
-    if (value >= MISSING) {
-      pen.strokeStyle = value === SILENT ? paint.strong : paint.empty;
+    if (value === SILENT) {
+      pen.strokeStyle = paint.strong;
       pen.lineWidth = 1;
       pen.beginPath();
       pen.moveTo(x, y + h);
       pen.lineTo(x + w, y);
-      if (value === SILENT) {
-        pen.moveTo(x, y);
-        pen.lineTo(x + w, y + h);
-      }
+      pen.moveTo(x, y);
+      pen.lineTo(x + w, y + h);
       pen.stroke();
       return;
     }
@@ -120,11 +120,10 @@ class Strip extends HTMLElement {
     const { now, at } = this;
     const value = this.cells[at.row * now.columns + at.column];
     const step = (column) => count(Math.round(now.from + ((now.to - now.from) * column) / now.columns));
-    const [low, high] = now.scale ?? [0, 1];
-    const said = value === 0 ? "no data" : value === SILENT ? "silent" : value === MISSING ? "missing" : `${now.measure} ${number(low + ((high - low) * value) / MOST)}`;
-    const rank = now.ranks?.[at.row] ?? at.row;
-    const host = now.hosts?.[at.row];
-    return `rank ${Array.isArray(rank) ? rank.join("–") : rank}${host ? ` (${host})` : ""}, steps ${step(at.column)} to ${step(at.column + 1)}: ${said}`;
+    const { min, max } = now.scale;
+    const amount = `${now.measure} ${number(min + ((max - min) * value) / MOST)} ${now.unit}`;
+    const said = value === 0 ? "nothing reported" : value === SILENT ? "silent" : amount;
+    return `${ranksText(now.order[at.row])}, steps ${step(at.column)} to ${step(at.column + 1)}: ${said}`;
   }
 
   onMouse(event) {
@@ -145,8 +144,7 @@ class Strip extends HTMLElement {
 
   open() {
     if (!this.at) return;
-    const rank = this.now.ranks?.[this.at.row] ?? this.at.row;
-    this.dispatchEvent(new CustomEvent("choose", { detail: Array.isArray(rank) ? rank[0] : rank }));
+    this.dispatchEvent(new CustomEvent("choose", { detail: this.now.order[this.at.row][0] }));
   }
 }
 

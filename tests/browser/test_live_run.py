@@ -1,0 +1,144 @@
+"""A person and a live run of four processes: watch it, change it, and find the one that stands."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.browser import DEADLINE_MS, Dashboard, looking
+from tests.support.journals import only_run
+from tests.support.ranks import Ranks
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+SIZE = 4
+STOPPED = 2
+DEADLINE_S = 240.0
+
+pytestmark = pytest.mark.timeout(DEADLINE_S)
+
+
+def train(rank: int, size: int, tell: Callable[[str], None], root: str) -> None:
+    """Train until killed."""
+    import torch
+
+    import launchhelm.torch as lht
+    from launchhelm._recorder import Recorder
+
+    Recorder.__init__.__kwdefaults__["heartbeat_s"] = 1.0  # A test cannot wait for 15 s.
+    parameter = torch.nn.Parameter(torch.tensor([4.0]))
+    optimizer = torch.optim.SGD([parameter], lr=0.01)
+    tr = lht.init("live", name="live-4", state_dir=root, config={"lr": 0.01, "ranks": size})
+    tr.watch(None, optimizer)  # type: ignore[arg-type]
+    while True:
+        loss = parameter.square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        shown = float("nan") if tr.global_step == 7 else loss.item()
+        tr.step(**{"train/loss": shown})
+        if tr.global_step == 20:
+            tell("training")
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ranks, Path]]:
+    """A run of four processes that goes on until the end of the module."""
+    root = tmp_path_factory.mktemp("runs")
+    with Ranks(train, SIZE, root=str(root), deadline_s=DEADLINE_S) as ranks:
+        for rank in range(SIZE):
+            ranks.wait_for(rank, "training")
+        yield ranks, root
+
+
+def test_a_run_is_watched_changed_from_its_form_and_its_stopped_rank_is_named(
+    job: tuple[Ranks, Path],
+    browser: Browser,
+    tmp_path: Path,
+    shoot: Callable[[Page, str], None],
+) -> None:
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=DEADLINE_MS)
+    ranks, root = job
+    with (
+        Dashboard(root, tmp_path, stuck_s=3.0) as dashboard,
+        looking(browser, base=dashboard.base) as page,
+    ):
+        page.goto(dashboard.address)
+        expect(page.get_by_role("heading", name="Runs", level=1)).to_be_visible()
+        assert dashboard.token not in page.url
+        page.get_by_role("link", name="live-4").click()
+
+        # The curve grows, and what is no number is marked.
+        chart = page.get_by_role("img", name=re.compile(r"^train/loss: last"))
+        expect(chart).to_be_visible()
+        before = _last_step(chart.get_attribute("aria-label") or "")
+        expect(
+            page.locator(
+                f'.plot[aria-label*="train/loss: last"]:not([aria-label*="step {before:,},"])'
+            )
+        ).to_be_visible()
+        assert _last_step(chart.get_attribute("aria-label") or "") > before
+        expect(chart).to_have_attribute(
+            "aria-label", re.compile(r"1 values? (is|are) NaN or infinite, first at step 7")
+        )
+
+        # Halve the learning rate.
+        page.keyboard.press("3")
+        page.get_by_role("button", name="change lr").click()
+        send = page.get_by_role("button", name="Send")
+        expect(send).to_be_disabled()
+        page.get_by_label("scale").fill("0.5")
+        expect(page.locator(".check")).to_contain_text("0.01 -> 0.005")
+        page.get_by_label("why").fill("the loss is noisy")
+        shoot(page, "controls-form")
+        send.click()
+        row = page.locator("tr[data-command]").first
+        expect(row).to_contain_text(re.compile(r"Applied at step [\d,]+ on all 4 processes"))
+        shoot(page, "controls-ledger")
+        applied = int(re.search(r"Applied at step ([\d,]+)", row.inner_text())[1].replace(",", ""))  # type: ignore[index]
+        assert applied > before
+
+        # Its marker, on the charts at that step.
+        page.keyboard.press("1")
+        marker = page.locator("lh-timeline button")
+        expect(marker).to_have_attribute(
+            "aria-label", re.compile(r"▲ lr scale=0\.5: Applied at .* on all 4")
+        )
+        assert _marked(page) == [applied]
+        shoot(page, "charts-live")
+
+        # One process is stopped; it is named, with the step where it stands.
+        page.keyboard.press("2")
+        expect(page.locator("tr[data-row]")).to_have_count(SIZE)
+        ranks.kill(STOPPED, signal.SIGSTOP)
+        finding = page.locator(".findings li[data-weight=bad]").first
+        expect(finding).to_contain_text(re.compile(rf"^\W*Rank {STOPPED}\b"))
+        expect(finding).to_contain_text(re.compile(r"at step [\d,]+"))
+        expect(page.locator(".finding").first).to_contain_text(f"ank {STOPPED}")
+        shoot(page, "processes-stopped-rank")
+        ranks.kill(STOPPED, signal.SIGCONT)
+    assert list((only_run(root) / "control").glob("*")), "the command came from a file"
+
+
+def _last_step(words: str) -> int:
+    found = re.search(r"last \S+ at step ([\d,]+),", words)
+    assert found, words
+    return int(found[1].replace(",", ""))
+
+
+def _marked(page: Page) -> list[int]:
+    """Return the steps at which the chart of the loss has markers."""
+    found: list[int] = page.eval_on_selector(
+        "lh-chart", "(chart) => chart.data.markers.map((one) => one.x)"
+    )
+    return found
