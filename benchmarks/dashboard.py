@@ -142,14 +142,18 @@ def curves(root: Path, steps: int) -> None:
         loss = next(each for each in answer["series"] if each["name"] == "train/loss")
         spikes = [x for x, y in zip(loss["x"], loss["y"], strict=True) if y == SPIKE]
         wanted = sorted(int(steps * part) for part in SPIKES)
-        print(f"spikes seen: {spikes} of {wanted}; {loss['points']:,} points, {len(loss['x'])} sent")
+        print(
+            f"spikes seen: {spikes} of {wanted}; {loss['points']:,} points, {len(loss['x'])} sent"
+        )
         for share in (2, 4, 8, 32, 1000):
             times = []
             for turn in range(5):
                 low = int(steps * (0.1 + turn / 10))
                 path = f"runs/{id_}/series?name=train/loss&px={PX}&from={low}&to={low + steps // share}"
                 times.append(timed(lambda path=path: client.get(path))[0])
-            print(f"zoom to 1/{share}: median {median(times) * 1e3:.0f} ms, most {max(times) * 1e3:.0f}")
+            print(
+                f"zoom to 1/{share}: median {median(times) * 1e3:.0f} ms, most {max(times) * 1e3:.0f}"
+            )
         low = int(steps * 0.3)
         asked = "&".join(f"name={name}" for name in names[:CHARTS])
         path = f"runs/{id_}/series?{asked}&px={PX}&from={low}&to={low + steps // 4}"
@@ -166,8 +170,10 @@ def lists(root: Path, count: int) -> None:
         first_s, first = time.perf_counter() - start, answer["scanned"]
         while answer["scanned"] < answer["expected"]:
             answer = client.get("runs")
-        print(f"{count:,} runs: first {first:,} rows {first_s:.2f} s after the server said it is up, "
-              f"all {time.perf_counter() - start:.2f} s")
+        print(
+            f"{count:,} runs: first {first:,} rows {first_s:.2f} s after the server said it is up, "
+            f"all {time.perf_counter() - start:.2f} s"
+        )
         times = []
         for _ in range(5):
             times.append(timed(lambda: client.get("runs"))[0])
@@ -188,7 +194,9 @@ def ranks(root: Path, count: int, idle_s: float) -> None:
             times.append(timed(lambda: client.get(f"runs/{id_}/processes"))[0])
         print(f"update: median {median(times) * 1e3:.0f} ms, most {max(times) * 1e3:.0f} ms")
         client.bytes = 0
-        took, _ = timed(lambda: client.get(f"runs/{id_}/skew?measure=late&columns=240&rows={count}"))
+        took, _ = timed(
+            lambda: client.get(f"runs/{id_}/skew?measure=late&columns=240&rows={count}")
+        )
         print(f"strip: {took * 1e3:.0f} ms, {client.bytes / 1e3:.0f} kB")
         cursor = ""
         before, until = server.cpu_s(), time.monotonic() + idle_s
@@ -213,7 +221,10 @@ def main() -> None:
         base = arguments.keep or Path(scratch)
         parts = {
             "curves": (lambda root: spiky_run(root, arguments.steps), arguments.steps),
-            "lists": (lambda root: generate.many_runs(root, arguments.runs, steps=50), arguments.runs),
+            "lists": (
+                lambda root: generate.many_runs(root, arguments.runs, steps=50),
+                arguments.runs,
+            ),
             "ranks": (
                 lambda root: generate.many_ranks(root, arguments.ranks, steps=2000),
                 arguments.ranks,

@@ -29,12 +29,10 @@ _BAD: Final = ("behind", "late", "silent", "missing")
 _SECRET_FREE: Final = ("group", "tags", "notes")
 
 
-def info(board: Board, mode: str) -> Json:
+def info(board: Board, mode: str, version: str) -> Json:
     """Say what this server is and shows."""
-    import launchhelm
-
     return {
-        "version": launchhelm.__version__,
+        "version": version,
         "roots": [plain(str(root)) for root in board.roots],
         "user": getpass.getuser() if mode == "directory" else "",
         "read_only": board.read_only,

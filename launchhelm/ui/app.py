@@ -63,12 +63,14 @@ class App:
         base: str = "",
         sync: Callable[[], Document] | None = None,
         mode: str = "directory",
+        version: str = "",
         poll_s: float = POLL_S,
     ) -> None:
         self.board = board
         self.scanner = Scanner(board, poll_s)
         self.sync = sync
         self.mode = mode
+        self.version = version
         self._asked_at = board.clock.monotonic()
         self._guard = guard
         self._base = base.rstrip("/")
@@ -140,7 +142,7 @@ class App:
     def _get(self, request: Request, parts: tuple[str, ...]) -> Answer:
         match parts:
             case ("info",):
-                return Answer(_answers_runs.info(self.board, self.mode))
+                return Answer(_answers_runs.info(self.board, self.mode, self.version))
             case ("runs",):
                 return Answer(_answers_runs.rows(self.board, request))
             case ("runs", id_):
