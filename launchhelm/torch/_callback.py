@@ -68,6 +68,11 @@ class Recording:
         self._archive: Archive | None = None
         self._clip: FrameworkClip | None = None
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # A copy is one that trains nothing yet: the training that is under way has one record.
+        given = (self.project, self.name, self.config, self._controls, self.log_every)
+        return type(self), (*given, self._archive_name, self._options)
+
     def begin(self, project: str, name: str, config: Mapping[str, Any]) -> Trainer:
         """Open the run. Collective, as `launchhelm.torch.init` is, which says what it raises."""
         if self.trainer is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
+import pickle
 import sys
 import tarfile
 import warnings
@@ -249,6 +251,28 @@ def test_a_training_that_starts_anew_ends_the_run_before(tmp_path: Path) -> None
     callback.on_train_end(args, state, None)
     states = [record.body["state"] for run in runs for record in records(run, "close")]
     assert states == ["error", "finished"]
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_a_copy_made_in_mid_training_records_a_training_of_its_own(
+    duplicate: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    callback = LaunchHelmCallback(name="toy", state_dir=tmp_path / "runs", log_every=2)
+    copies = []
+
+    def act(step: int) -> None:
+        if step == 2:
+            copies.append(duplicate(callback))
+
+    trained(tmp_path, callback, act)
+    (run,) = (tmp_path / "runs").iterdir()
+    assert copies[0].trainer is None
+    trained(tmp_path, copies[0])
+    (other,) = set((tmp_path / "runs").iterdir()) - {run}
+    for each in (run, other):
+        assert [step for step, _ in series(each, "optim/lr/group0")] == [1, 2, 3, 4]
+        assert [step for step, _ in series(each, "optim/weight_decay/group0")] == [1, 2, 4]
+        assert [record.body["state"] for record in records(each, "close")] == ["finished"]
 
 
 def test_scalars_of_one_nested_level_are_logged_by_their_names(tmp_path: Path) -> None:

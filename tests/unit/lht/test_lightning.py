@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import sys
@@ -243,6 +244,21 @@ def test_a_training_that_fails_leaves_a_run_that_says_so(
     (close,) = records(only_run(tmp_path / "runs"), "close")
     assert (close.body["state"], close.body["reason"]) == (state, reason)
     assert not close.body["close_run"]
+
+
+def test_a_copy_made_in_mid_training_records_nothing(tmp_path: Path) -> None:
+    callback = LaunchHelmCallback("demo", state_dir=tmp_path / "runs")
+    copies = []
+
+    def act(step: int) -> None:
+        if step == 2:
+            copies.append(copy.deepcopy(callback))
+
+    trained(tmp_path, callback, act)
+    assert copies[0].trainer_lht is None
+    copies[0].on_exception(None, None, ValueError("not its own"))
+    (close,) = records(only_run(tmp_path / "runs"), "close")
+    assert close.body["state"] == "finished"
 
 
 def test_a_resumed_training_goes_on_at_its_step_in_another_attempt(tmp_path: Path) -> None:
