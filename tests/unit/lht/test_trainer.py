@@ -19,6 +19,7 @@ import torch
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR
 
+import launchhelm
 import launchhelm.torch as lht
 from launchhelm.records import Command, Outcome
 from launchhelm.store import inbox
@@ -140,6 +141,17 @@ def test_one_step_is_one_record_with_all_its_values(trainer: lht.Trainer) -> Non
     assert found[2].body.keys() - found[0].body.keys() == {
         *("perf/step_time_s", "perf/samples_per_s", "perf/tokens_per_s"),
     }
+
+
+def test_a_step_takes_rich_values_beside_numbers_when_it_is_due(trainer: lht.Trainer) -> None:
+    trainer.watch(torch.nn.Linear(1, 1), make_optimizer(0.1), log_every=2)
+    image = launchhelm.Image(torch.zeros(2, 2, 3, dtype=torch.uint8))
+    for step in range(1, 5):
+        trainer.step(metrics={"x": image, "many": [image, image], "acc": step})
+    run = on_disk(trainer)
+    shown = [(each.step, each.body["name"]) for each in records(run, "rich")]
+    assert shown == [(2, "x"), (2, "many"), (4, "x"), (4, "many")]
+    assert series(run, "acc") == [(2, 2), (4, 4)]
 
 
 def test_log_uses_the_trainers_step(trainer: lht.Trainer) -> None:
