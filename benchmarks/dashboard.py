@@ -87,6 +87,13 @@ class Server:
         return next(int(line.split()[1]) / 1000 for line in lines if line.startswith("VmHWM"))
 
 
+def spent(server: Server, ask: Any) -> tuple[str, Any]:
+    """Return seconds, and seconds of the server on a processor, as text; and the answer."""
+    before = server.cpu_s()
+    took, answer = timed(ask)
+    return f"{took:.2f} s ({server.cpu_s() - before:.2f} s of a core)", answer
+
+
 def timed(ask: Any) -> tuple[float, Any]:
     """Return seconds and answer."""
     start = time.perf_counter()
@@ -131,14 +138,14 @@ def curves(root: Path, steps: int) -> None:
             return names
 
         client.bytes = 0
-        took, names = timed(first_view)
-        print(f"first view, {CHARTS} charts: {took:.2f} s, {client.bytes / 1e3:,.0f} kB")
-        again, _ = timed(first_view)
-        print(f"the same again: {again:.2f} s")
+        took, names = spent(server, first_view)
+        print(f"first view, {CHARTS} charts: {took}, {client.bytes / 1e3:,.0f} kB")
+        again, _ = spent(server, first_view)
+        print(f"the same again: {again}")
         every = "&".join(f"name={name}" for name in names)
         client.bytes = 0
-        took, answer = timed(lambda: client.get(f"runs/{id_}/series?{every}&px={PX}"))
-        print(f"all {len(names)} curves: {took:.2f} s, {client.bytes / 1e3:,.0f} kB")
+        took, answer = spent(server, lambda: client.get(f"runs/{id_}/series?{every}&px={PX}"))
+        print(f"all {len(names)} curves: {took}, {client.bytes / 1e3:,.0f} kB")
         loss = next(each for each in answer["series"] if each["name"] == "train/loss")
         spikes = [x for x, y in zip(loss["x"], loss["y"], strict=True) if y == SPIKE]
         wanted = sorted(int(steps * part) for part in SPIKES)
@@ -147,17 +154,20 @@ def curves(root: Path, steps: int) -> None:
         )
         for share in (2, 4, 8, 32, 1000):
             times = []
+            before = server.cpu_s()
             for turn in range(5):
                 low = int(steps * (0.1 + turn / 10))
-                path = f"runs/{id_}/series?name=train/loss&px={PX}&from={low}&to={low + steps // share}"
-                times.append(timed(lambda path=path: client.get(path))[0])
-            print(
-                f"zoom to 1/{share}: median {median(times) * 1e3:.0f} ms, most {max(times) * 1e3:.0f}"
-            )
+                bounds = f"from={low}&to={low + steps // share}"
+                path = f"runs/{id_}/series?name=train/loss&px={PX}&{bounds}"
+                times.append(timed(lambda path=path: client.get(path))[0] * 1e3)
+            core = (server.cpu_s() - before) / 5 * 1e3
+            said = f"median {median(times):.0f} ms, most {max(times):.0f}"
+            print(f"zoom to 1/{share}: {said}, {core:.0f} ms of a core each")
         low = int(steps * 0.3)
         asked = "&".join(f"name={name}" for name in names[:CHARTS])
         path = f"runs/{id_}/series?{asked}&px={PX}&from={low}&to={low + steps // 4}"
-        print(f"zoom of {CHARTS} charts to 1/4: {timed(lambda: client.get(path))[0] * 1e3:.0f} ms")
+        took, _ = spent(server, lambda: client.get(path))
+        print(f"zoom of {CHARTS} charts to 1/4: {took}")
         print(f"server ready in {server.start_s:.2f} s, memory at most {server.memory_mb():.0f} MB")
 
 

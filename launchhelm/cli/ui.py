@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import launchhelm
 from launchhelm import _wording
 from launchhelm._settings import SSH_CONNECTION, XDG_RUNTIME_DIR
 from launchhelm.cli import selection
@@ -93,9 +94,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     token = _token(arguments.token_file)
     base = f"/{arguments.base_path.strip('/')}" if arguments.base_path.strip("/") else ""
     board = Board(roots, read_only=arguments.read_only or arguments.host is not None)
-    app = App(
-        board, Guard(token, arguments.allow_host), base=base, sync=functools.partial(_sync, board)
-    )
+    guard = Guard(token, arguments.allow_host)
+    sync = functools.partial(_sync, board)
+    app = App(board, guard, base=base, sync=sync, version=launchhelm.__version__)
     mark = secrets.token_hex(4)
     with _served(app, arguments, folder, mark) as service:
         facts = _facts(service, roots, token, base, arguments.host)
