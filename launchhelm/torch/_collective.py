@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from launchhelm._settings import GLOO_SOCKET_IFNAME
 from launchhelm.errors import Unavailable
 from launchhelm.torch._board import Board, Meeting, Met, Store, default_store, prefixed
 from launchhelm.torch._gloo import Group, Memory, Table, Work, kept, make_group
@@ -30,6 +31,11 @@ from launchhelm.torch._wire import PACKET_BYTES, ROW_BYTES
 _GLOO_MARGIN_S: Final = 60.0
 _HANDLER_LIMIT: Final = timedelta(days=30)
 _MAX_JSON_BYTES: Final = 16 << 20
+
+_NOWHERE: Final = "not resolvable"
+_LOOPBACK: Final = ("127.", "interface lo", _NOWHERE)
+"""How an address begins at which gloo listens on loopback."""
+_MOST_SHOWN: Final = 8
 
 _made: dict[tuple[int, ...], int] = {}
 """How many trainers this process made for each set of ranks. All ranks count alike."""
@@ -93,7 +99,7 @@ class Links(Peers):
         self._store = store
         self._prefix = prefix
         self._meeting = Meeting(
-            prefixed(prefix, store), rank, size, {"host": host, "address": _resolve(host)}
+            prefixed(prefix, store), rank, size, {"host": host, "address": _address(host)}
         )
         self._met: Met | None = None
         # Until the ranks have met, a board that nobody else looks at.
@@ -326,7 +332,10 @@ class Links(Peers):
     def share_tensor(self, tensor: torch.Tensor) -> None:
         """Overwrite a tensor on the CPU with the coordinator's. Collective; raises likewise."""
         group = self._usable_data("broadcast")
-        self._wait_data(group.broadcast(tensor, 0, self._limit), "broadcast")
+        # The operation is kept a while, and with it what it was given. A view would keep its base.
+        alias = tensor.data
+        self._wait_data(group.broadcast(alias, 0, self._limit), "broadcast")
+        alias.data = tensor.new_empty(0)
 
     def _usable_data(self, call: str) -> Group:
         if self._data_lost is not None:
@@ -378,27 +387,35 @@ def _judge_groups(
     missing: Sequence[int], errors: dict[int, str | None], facts: Sequence[Mapping[str, Any]]
 ) -> str:
     """Decide whether control is on; else say why, and which addresses the ranks advertised."""
-    failed = {rank: text for rank, text in errors.items() if text}
+    failed = [f"rank {rank}: {text}" for rank, text in errors.items() if text]
     if not failed and not missing:
         return "on"
-    parts = [f"rank {rank}: {text}" for rank, text in failed.items()]
+    parts = failed[:_MOST_SHOWN]
+    if len(failed) > _MOST_SHOWN:
+        parts.append(f"{len(failed) - _MOST_SHOWN} more ranks failed")
     if missing:
         parts.append(f"rank {_list(missing)} did not finish making the groups")
-    addresses = {f"{fact.get('host')} ({fact.get('address')})" for fact in facts}
-    hosts = {fact.get("host") for fact in facts}
-    loopback = [fact for fact in facts if str(fact.get("address", "")).startswith("127.")]
-    if len(hosts) > 1 and loopback:
-        parts.append("a host name resolves to loopback; set GLOO_SOCKET_IFNAME to the interface")
-    shown = sorted(addresses)
-    more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
-    return "; ".join((*parts[:8], f"addresses: {', '.join(shown[:8])}{more}"))
+    addresses = {str(fact.get("host")): str(fact.get("address")) for fact in facts}
+    deaf = [host for host, address in addresses.items() if address.startswith(_LOOPBACK)]
+    if len(addresses) > 1 and deaf:
+        parts.append(
+            f"on {_list(deaf[:_MOST_SHOWN])} gloo listens on loopback, where no other host reaches "
+            "it; set GLOO_SOCKET_IFNAME to the interface that they share"
+        )
+    shown = [f"{host} ({address})" for host, address in addresses.items()][:_MOST_SHOWN]
+    more = f" and {len(addresses) - len(shown)} more" * (len(addresses) > len(shown))
+    return "; ".join((*parts, f"addresses: {', '.join(shown)}{more}"))
 
 
-def _resolve(host: str) -> str:
+def _address(host: str) -> str:
+    """Return where gloo listens on this host, as far as that can be told before it does."""
+    interface = GLOO_SOCKET_IFNAME.read()
+    if interface:
+        return f"interface {interface}"
     try:
         return socket.gethostbyname(host)
     except OSError:
-        return "not resolvable"
+        return _NOWHERE
 
 
 def _list(items: Sequence[object]) -> str:

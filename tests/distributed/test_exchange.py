@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -472,7 +474,18 @@ def test_two_trainers_in_one_process_do_not_meet() -> None:
     assert [each["outcomes"][0]["state"] for each in ended[0].value] == ["applied", "applied"]
 
 
+def _stay(tell: Any, size: int) -> None:
+    """Wait until all ranks have come so far: rank 0 has the store."""
+    tell("told")
+    deadline = time.monotonic() + 30.0
+    while not tell.told("told", size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def _no_group(rank: int, size: int, tell: Any, required: bool) -> Any:
+    import socket
+    from dataclasses import replace
+
     from launchhelm.errors import Unavailable
     from launchhelm.torch import _collective
 
@@ -483,35 +496,76 @@ def _no_group(rank: int, size: int, tell: Any, required: bool) -> Any:
             raise RuntimeError("no interface")
         return make(*arguments)
 
+    def resolve(host: str) -> str:
+        if rank == 2:
+            raise socket.gaierror("no such name")
+        return ("192.0.2.7", "127.0.1.1")[rank]
+
     _collective.make_group = fail
+    _collective.GLOO_SOCKET_IFNAME = replace(_collective.GLOO_SOCKET_IFNAME, name="NOT_SET_HERE")  # type: ignore[attr-defined]
+    socket.gethostname = lambda: f"node-{rank}"
+    socket.gethostbyname = resolve
     try:
         loop = Loop([fields(command("lr", 3, value=0.5))], agree_s=1.0, required=required)
     except Unavailable as error:
+        _stay(tell, size)
         return {"error": str(error)}
     assert loop.links is not None
     loop.steps(1, 20)
     loop.exchange.finish()
     told = loop.links.broadcast_json({"run": rank})
-    tell("told")
-    deadline = time.monotonic() + 30.0
-    while not tell.told("told", size) and time.monotonic() < deadline:
-        time.sleep(0.05)  # Rank 0 has the store.
-    return loop.report(why=loop.links.why, told=told)
+    _stay(tell, size)
+    return loop.report(why=loop.exchange.status.why, told=told)
 
 
 @pytest.mark.parametrize("required", [False, True])
 def test_a_group_that_one_rank_cannot_make_ends_alike_on_all_ranks(required: bool) -> None:
+    """The reason names the hosts where gloo listens on loopback: by name, or for want of one."""
     ended = run_ranks(_no_group, 3, required=required)
-    if required:
-        (text,) = {one.value["error"] for one in ended}
-        assert "rank 1: RuntimeError: no interface" in text
-        return
-    (why,) = {one.value["why"] for one in ended}
+    (why,) = {one.value["error" if required else "why"] for one in ended}
     assert "rank 1: RuntimeError: no interface" in why
+    assert "on node-1, node-2 gloo listens on loopback" in why
+    assert "set GLOO_SOCKET_IFNAME" in why
+    for each in ("node-0 (192.0.2.7)", "node-1 (127.0.1.1)", "node-2 (not resolvable)"):
+        assert each in why
+    if required:
+        return
     assert not any(one.value["on"] for one in ended)
     assert [one.value["told"] for one in ended] == [{"run": 0}] * 3
     (outcome,) = ended[0].value["outcomes"]
     assert (outcome["state"], outcome["code"]) == ("rejected", "control_off")
+
+
+def test_however_many_ranks_fail_the_reason_stays_short_and_names_loopback() -> None:
+    from launchhelm.torch._collective import _judge_groups
+
+    errors: dict[int, str | None] = dict.fromkeys(range(512), "refused")
+    facts = [{"host": f"n{rank // 8}", "address": "interface lo"} for rank in errors]
+    why = _judge_groups([], errors, facts)
+    assert "504 more ranks failed" in why and "n7 (interface lo) and 56 more" in why
+    assert "on n0, n1, n2, n3, n4, n5, n6, n7 gloo listens on loopback" in why
+    one_host = _judge_groups([1], {0: None}, facts[:2])
+    assert one_host == "rank 1 did not finish making the groups; addresses: n0 (interface lo)"
+    assert _judge_groups([], {0: "", 1: ""}, facts[:2]) == "on"
+
+
+class Bytes(bytearray):
+    """Memory whose end can be seen."""
+
+
+def _lets_go(links: Any, content: bytes) -> bytes:
+    """Share a tensor, and see that nothing holds its memory afterwards but who uses it."""
+    import torch
+
+    memory = Bytes(content)
+    alive = weakref.ref(memory)
+    tensor = torch.frombuffer(memory, dtype=torch.uint8)
+    links.share_tensor(tensor)
+    shared = tensor.numpy().tobytes()
+    del memory, tensor
+    gc.collect()
+    assert alive() is None
+    return shared
 
 
 def _data_group(rank: int, size: int, tell: Any) -> Any:
@@ -523,6 +577,7 @@ def _data_group(rank: int, size: int, tell: Any) -> Any:
     assert loop.links is not None
     total = loop.links.all_reduce(torch.tensor([float(rank + 1)], dtype=torch.float64))
     lists = loop.links.gather_json({"rank": rank, "text": "ü" * rank})
+    assert _lets_go(loop.links, bytes([7 - rank])) == bytes([7])
     loop.steps(1, 30)
     loop.exchange.finish()
     if rank == 1:
