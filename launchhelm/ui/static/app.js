@@ -99,7 +99,8 @@ function connectionText() {
   const { connection, lostAt } = state;
   if (connection === "no_token") return "no token";
   if (connection !== "lost") return connection;
-  return `connection lost ${duration((Date.now() - lostAt) / 1000)} ago`;
+  const lost_s = (Date.now() - lostAt) / 1000;
+  return lost_s < LOST_AFTER_S ? "connecting again" : `connection lost ${duration(lost_s)} ago`;
 }
 
 const GLOBAL_KEYS = {

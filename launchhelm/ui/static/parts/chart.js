@@ -55,6 +55,7 @@ class Chart extends HTMLElement {
     this.frame.className = "plot";
     this.frame.tabIndex = 0;
     this.frame.setAttribute("role", "img");
+    this.frame.setAttribute("aria-label", "a chart that waits for its points");
     this.frame.addEventListener("keydown", (event) => this.onKey(event));
     this.append(this.frame, this.readout);
   }
@@ -92,7 +93,7 @@ class Chart extends HTMLElement {
   show() {
     const data = this.given;
     if (!data || !this.frame) return;
-    this.frame.setAttribute("aria-label", data.summary || "chart");
+    this.frame.setAttribute("aria-label", data.summary || "no points");
     if (!this.isSeen && this.plot) return;
     const shape = JSON.stringify([data.series.map((one) => [one.label, one.color, one.dash, one.faint, one.bandOf]), data.axis, data.log]);
     const columns = joined(data.series, data.log);
