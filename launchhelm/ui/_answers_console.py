@@ -7,6 +7,7 @@ import time
 from array import array
 from typing import TYPE_CHECKING, Any, Final
 
+from launchhelm._console import STREAMS
 from launchhelm._wording import plain
 from launchhelm.records import Record
 from launchhelm.store.cursor import Cursor
@@ -49,7 +50,7 @@ class Console:
 
     def _take(self, records: list[Record]) -> None:
         for record in records:
-            stream = str(record.body.get("stream", "stdout"))
+            stream = "stderr" if record.body.get("stream") == STREAMS.index("stderr") else "stdout"
             text = _shown(str(record.body.get("text", "")))
             self.ranks.add(record.writer.rank)
             self._lines.append((record.writer.rank, stream, record.at, text))

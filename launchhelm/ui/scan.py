@@ -60,7 +60,7 @@ class Scanner:
         self._watched: dict[str, _Watched] = {}
         self._list_version = 1
         self._list: Any = None
-        self._streams = 0
+        self._streams: list[object] = []
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -77,23 +77,23 @@ class Scanner:
     def stream(self, watch: list[str], cursor: str) -> Iterator[bytes]:
         """Yield server-sent events for as long as somebody reads them.
 
-        Raises:
-            Problem: There are too many streams.
+        A viewer that went away is noticed at the next write only; where there are many streams,
+        the oldest gives way, and a viewer of it comes again.
         """
+        ids = self._watch(watch)
+        me = object()
         with self._changed:
-            if self._streams >= MAX_STREAMS:
-                raise Problem(503, "too_many_streams", f"At most {MAX_STREAMS} streams.")
-            self._streams += 1
-        return self._events(watch, cursor)
+            self._streams.append(me)
+            del self._streams[:-MAX_STREAMS]
+        return self._events(me, watch, ids, cursor)
 
-    def _events(self, watch: list[str], cursor: str) -> Iterator[bytes]:
+    def _events(self, me: object, watch: list[str], ids: list[str], cursor: str) -> Iterator[bytes]:
         try:
-            ids = self._watch(watch)
             self._start()
             first = f"{self._boot}.{self._version}"
             yield f'data: {{"cursor":"{cursor or first}"}}\n\n'.encode()
             cursor = cursor or first
-            while True:
+            while me in self._streams:
                 with self._changed:
                     found = self._since(ids, cursor)
                     if found is None:
@@ -108,7 +108,8 @@ class Scanner:
                     yield f"data: {json.dumps(change)}\n\n".encode()
         finally:
             with self._changed:
-                self._streams -= 1
+                if me in self._streams:
+                    self._streams.remove(me)
 
     def _since(self, ids: list[str], cursor: str) -> dict[str, Any] | None:
         boot, _, text = cursor.partition(".")

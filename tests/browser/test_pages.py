@@ -178,6 +178,19 @@ def test_values_that_are_no_numbers_are_marked_and_said(found: Found, browser: B
         assert painted[0] > painted[1] + 60, f"no red mark at the top edge: {painted}"
 
 
+def test_what_went_to_stderr_has_a_mark(found: Found, browser: Browser) -> None:
+    from playwright.sync_api import expect
+
+    with looking(browser, base=found.dashboard.base) as page:
+        page.goto(found.dashboard.url(f"/run/{found.recorded}/console"))
+        lines = page.locator(".log-line")
+        expect(lines).to_have_count(2, timeout=DEADLINE_MS)
+        expect(lines.nth(0).locator(".ansi-1")).to_have_text("red")
+        expect(lines.nth(1)).to_contain_text("stderr")
+        page.get_by_label("stream").select_option("out")
+        expect(lines).to_have_count(1, timeout=DEADLINE_MS)
+
+
 def test_everything_is_reached_by_keys(found: Found, browser: Browser) -> None:
     from playwright.sync_api import expect
 

@@ -92,7 +92,7 @@ function tools(value) {
       ${ranks.map((one) => html`<option value=${one} ?selected=${String(one) === rank}>${one}</option>`)}
       <option value="all" ?selected=${rank === "all"}>merged</option></select></label>
     <label>stream <select @change=${(event) => change({ stream: event.target.value, at: "" })}>
-      ${[["", "out + err"], ["stdout", "out"], ["stderr", "err"]].map(([one, text]) => html`<option value=${one} ?selected=${one === (query.stream ?? "")}>${text}</option>`)}</select></label>
+      ${[["", "out + err"], ["out", "out"], ["err", "err"]].map(([one, text]) => html`<option value=${one} ?selected=${one === (query.stream ?? "")}>${text}</option>`)}</select></label>
     <label>find <input type="search" data-search .value=${query.find ?? ""} placeholder="nccl" spellcheck="false" @input=${find}></label>
     ${query.find ? html`<span class="quiet">${plural((value.hits ?? []).length, "hit")}${value.stopped_early ? ", the search stopped early" : ""}</span>
       ${(value.hits ?? []).slice(0, 12).map((hit) => html`<button type="button" class="small" @click=${() => change({ at: Math.max(0, hit - 20) })}>${count(hit + 1)}</button>`)}` : nothing}

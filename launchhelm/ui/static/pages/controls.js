@@ -15,6 +15,7 @@ import { download, empty, failed, shown } from "../parts/words.js";
 import { inputText } from "./charts.js";
 
 const CHECK_AFTER_MS = 300;
+const USUAL_EFFECT = "mutate"; // Not worth a word.
 const TONES = { "▲": "good", "?": "unknown", "✕": "bad" };
 
 const path = (rest) => `runs/${encodeURIComponent(state.route.id)}/${rest}`;
@@ -218,7 +219,7 @@ function controlsTable(value, mayControl) {
     <thead><tr><th scope="col">Control</th><th scope="col">Present</th><th scope="col"><span class="unseen">Change</span></th></tr></thead>
     <tbody>${value.controls.map((one) => html`<tr data-row=${one.name}>
       <th scope="row">${visible(one.name)}</th>
-      <td>${valuesText(one)}${one.effect ? html` <span class="quiet">${visible(one.effect)}</span>` : nothing}</td>
+      <td>${valuesText(one)}${one.effect && one.effect !== USUAL_EFFECT ? html` <span class="quiet">${visible(one.effect)}</span>` : nothing}</td>
       <td><button type="button" aria-expanded=${open === one.name} @click=${() => pick(one.name)}>${mayControl ? "change" : "look"}<span class="unseen"> ${visible(one.name)}</span></button></td>
     </tr>`)}</tbody></table>`;
 }
@@ -259,7 +260,8 @@ function checkView(one) {
   const { checked, asked, failure } = one;
   if (failure) return nothing;
   if (!checked) return html`<p class="quiet">${asked ? "Checking …" : "What would happen is said here as soon as the form is filled in."}</p>`;
-  const lines = [...(checked.text ?? []), checked.when].filter(Boolean);
+  const lines = [...checked.text];
+  if (checked.when && !lines.some((line) => line.includes(checked.when))) lines.push(checked.when);
   return html`${lines.map((line) => html`<p>${visible(line)}</p>`)}
     ${(checked.queue ?? []).map((line) => html`<p class="quiet">before it: ${visible(line)}</p>`)}
     ${(checked.guards ?? []).map((guard) => html`<p><span class="mark unknown" aria-hidden="true">!</span> ${visible(guard.text)}</p>`)}

@@ -39,7 +39,7 @@ export function table({ caption, columns, rows, key, sort = {}, onSort, rowClass
           tabindex=${onOpen ? 0 : nothing} @keydown=${onOpen ? opens(row) : nothing}>
           ${columns.map((column, at) => at
             ? html`<td data-head=${column.head} class=${column.number ? "number" : ""}>${column.cell(row)}</td>`
-            : html`<th scope="row" data-head=${column.head}>${column.cell(row)}</th>`)}
+            : html`<th scope="row" data-head=${column.head} class=${column.number ? "number" : ""}>${column.cell(row)}</th>`)}
         </tr>`)}
       </tbody>
       ${foot ? html`<tfoot><tr><td colspan=${columns.length}>${foot}</td></tr></tfoot>` : nothing}
