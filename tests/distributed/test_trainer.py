@@ -33,19 +33,34 @@ def make_optimizer(*rates: float) -> Any:
 
 
 def late(rank: int, size: int, tell: Tell, root: str) -> str:
+    """Come and go at another moment than the others, and tear down in another order."""
+    import torch.distributed as dist
+
     import launchhelm.torch as lht
 
     time.sleep((0.6, 0.0, 0.3, 0.1)[rank])
     tr = lht.init("late", state_dir=root)
     for _ in range(3):
         tr.step(loss=rank)
+    time.sleep((0.0, 0.3, 1.2, 0.6)[rank])
+    if rank == 1:
+        dist.destroy_process_group()
     tr.finish()
+    tr.step(loss=9)  # What comes after the end has no effect, whoever still trains.
+    tr.log_reduced({"late": 1})
+    tr.finish()
+    if rank == 2:
+        dist.destroy_process_group()
     return tr.run.run_id
 
 
-def test_ranks_that_arrive_at_different_moments_write_one_run(tmp_path: Path) -> None:
+def test_ranks_that_come_and_go_at_different_moments_write_one_run(tmp_path: Path) -> None:
     ended = run_ranks(late, 4, root=str(tmp_path))
     run = only_run(tmp_path)
+    assert not any("Traceback" in one.stderr for one in ended)
+    for rank in range(4):
+        (close,) = records(run, "close", rank=rank)
+        assert close.body["state"] == "finished"
     assert {one.value for one in ended} == {run.name}
     lines = [line for one in ended for line in (one.stdout + one.stderr).splitlines()]
     assert len([line for line in lines if run.name in line]) == 1

@@ -98,3 +98,10 @@ def until(condition: Callable[[], object], *, timeout_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"{condition} did not come true"
         time.sleep(0.01)
+
+
+def use_in_a_child(run: Run) -> None:
+    """Use a run as a worker process might that was given it."""
+    assert run.log({"a": 99}, step=1) is False
+    run.flush()
+    run.finish()

@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import math
+import multiprocessing
 import os
 import pickle
 import subprocess
@@ -29,7 +30,7 @@ from launchhelm._run_open import refuse_the_other_distribution
 from launchhelm.errors import ConfigError
 from launchhelm.records import Participant
 from tests.support.journals import final_outcomes, records, series
-from tests.support.runs import running, send, until
+from tests.support.runs import running, send, until, use_in_a_child
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -898,6 +899,19 @@ def test_a_forked_child_is_inert_and_the_parent_goes_on(run: Run) -> None:
     run.log({"a": 2}, step=2)
     run.finish()
     assert series(run.directory, "a") == [(0, 1), (2, 2)]
+    assert len(closes(run.directory)) == 1
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_child_that_is_given_the_run_records_nothing_and_ends_soon(run: Run, method: str) -> None:
+    run.log({"a": 1}, step=0)
+    child = multiprocessing.get_context(method).Process(target=use_in_a_child, args=(run,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    run.log({"a": 2}, step=1)
+    run.finish()
+    assert series(run.directory, "a") == [(0, 1), (1, 2)]
     assert len(closes(run.directory)) == 1
 
 

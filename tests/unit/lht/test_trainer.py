@@ -532,6 +532,35 @@ def test_a_copy_of_everything_trains_on_and_records_nothing(
     assert [value for _, value in series(on_disk(trainer), "train/loss")] == [1, 2]
 
 
+class Touching(torch.utils.data.Dataset[int]):
+    """A data set whose workers log, as if they were the training."""
+
+    def __init__(self, trainer: lht.Trainer) -> None:
+        self.trainer = trainer
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        self.trainer.log({"in a worker": index})
+        self.trainer.run.flush()
+        return index
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_workers_of_a_data_loader_record_nothing_and_the_training_goes_on(
+    trainer: lht.Trainer,
+) -> None:
+    loader = torch.utils.data.DataLoader(Touching(trainer), num_workers=2, persistent_workers=True)
+    for _ in range(2):
+        assert [int(batch) for batch in loader] == list(range(8))
+        trainer.step(loss=1)
+    del loader
+    run = on_disk(trainer)
+    assert [step for step, _ in series(run, "train/loss")] == [1, 2]
+    assert series(run, "in a worker") == []
+
+
 def test_watched_objects_are_saved_with_the_keys_of_unwatched_ones(trainer: lht.Trainer) -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
