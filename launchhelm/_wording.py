@@ -436,6 +436,11 @@ def stopped_text(reason: str, step: int | None) -> str:
     return f"stopped{by}" + (f" at step {step:,}" if step is not None else "")
 
 
+def copy_text(step: int | None) -> str:
+    """Say that a directory is a copy of a run that had not ended, and how far it goes."""
+    return "a copy" + (f", as of step {step:,}" if step is not None else "")
+
+
 def unreadable_text(problem: str, owner: str = "") -> str:
     """Say why a directory that looks like a run cannot be read."""
     return f"unreadable: {plain(problem)}" + (f" (owner {plain(owner)})" if owner else "")

@@ -116,6 +116,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if verb in view.capabilities:
             output.say(f"This run has a control {verb} too: control RUN send {verb}")
         return _list(view, output) if verb == "list" else _log(view, output)
+    if view.state.word == "copy":
+        return _control_send.not_sent(refusal_of(view), output)
     if verb == "approve" and name not in view.capabilities:
         raise UsageError("control approve goes with --server.")
     is_order = verb in ORDERS and name not in view.capabilities

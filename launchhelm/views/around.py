@@ -65,9 +65,16 @@ def around_of(
         cancelled_by=cancelled_by,
         reverted_by=_reverted_by(command),
         control_off=str(view.controls.get("why") or "no reason reported") if off else "",
-        run_over=f"the run has ended ({view.state.text})" if view.state.is_over else "",
+        run_over=_over_text(view),
         run_closed=view.state.is_closed,
     )
+
+
+def _over_text(view: RunView) -> str:
+    """Say why nothing is done here any more, "" when something may be."""
+    if view.state.word == "copy":
+        return f"this is {view.state.text}"
+    return f"the run has ended ({view.state.text})" if view.state.is_over else ""
 
 
 def _reverted_by(command: CommandView | None) -> str:

@@ -271,8 +271,12 @@ def newest_attempt(writers: Iterable[WriterId]) -> int:
     return max((writer.attempt for writer in writers), default=0)
 
 
-def table(watches: Iterable[Watch]) -> list[ParticipantView]:
-    """Judge each process beside the others; sorted by rank."""
+def table(watches: Iterable[Watch], *, is_copy: bool = False) -> list[ParticipantView]:
+    """Judge each process beside the others; sorted by rank.
+
+    Args:
+        is_copy: These are files of a copy, so no process of this host tells of them.
+    """
     rows = sorted(watches, key=lambda watch: (watch.writer.rank, watch.writer.token))
     steps = [watch.beat_step for watch in rows]
     front = max((step for step in steps if step is not None), default=None)
@@ -282,10 +286,12 @@ def table(watches: Iterable[Watch]) -> list[ParticipantView]:
         for watch in rows
         if watch.beat is not None and str(watch.beat.body.get("phase", "")).startswith("waiting")
     }
-    return [_row(watch, front, pace, bool(waiting - {watch.writer})) for watch in rows]
+    return [_row(watch, front, pace, bool(waiting - {watch.writer}), is_copy) for watch in rows]
 
 
-def _row(watch: Watch, front: int | None, pace: float, others_wait: bool) -> ParticipantView:
+def _row(
+    watch: Watch, front: int | None, pace: float, others_wait: bool, is_copy: bool
+) -> ParticipantView:
     opening, beat, close = watch.opening, watch.beat, watch.close
     said = opening.get("participant")
     facts: Mapping[str, Any] = said if isinstance(said, dict) else {}
@@ -296,7 +302,7 @@ def _row(watch: Watch, front: int | None, pace: float, others_wait: bool) -> Par
             str(close.body.get("state", "")) or "finished",
             str(close.body.get("reason", "")),
         )
-    elif process_is_gone(opening):
+    elif not is_copy and process_is_gone(opening):
         end, reason = "gone", f"process {opening.get('pid')} is gone and left no end record"
     announced = str(body.get("ending", ""))
     if announced and (end == "gone" or (not end and watch.age.seconds >= SILENT_S)):

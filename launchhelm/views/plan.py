@@ -54,6 +54,8 @@ class Plan:
 def refusal_of(run: RunView) -> str:
     """Say why no command can have an effect, "" when one may."""
     name = _wording.plain(run.name)
+    if run.state.word == "copy":
+        return f"{name} here is {run.state.text}; nobody takes commands from it, only from the run."
     if run.state.is_over:
         return f"{name} has ended ({run.state.text}); a command would have no effect."
     controls = run.controls

@@ -23,6 +23,7 @@ from launchhelm.values.coordinates import axes_text
 from launchhelm.views import rich
 from launchhelm.views.attempts import Span, span
 from launchhelm.views.commands import CommandView
+from launchhelm.views.copied import copied_attempt
 from launchhelm.views.fold import FOLDED_KINDS, Fold
 from launchhelm.views.liveness import Age, Observer, age_by_files
 from launchhelm.views.participants import ParticipantView, Watch, newest_attempt, table
@@ -132,6 +133,7 @@ class RunView:
         self.participants: list[ParticipantView] = []
         self.state = RunState("starting", "starting")
         self._clock = observer.clock
+        self._copied_attempt = copied_attempt(self.directory)
         self._fold = Fold(self.directory)
         self._reader = self.reader(kinds=FOLDED_KINDS, ranks=_COORDINATOR)
         self._series = Series(self.directory)
@@ -185,7 +187,8 @@ class RunView:
             if writer.attempt == newest:
                 self._watches[writer].look(self.directory, files, self.observer)
         current = [watch for watch in self._watches.values() if watch.writer.attempt == newest]
-        self.participants = table(current)
+        is_copy = 0 < newest <= self._copied_attempt
+        self.participants = table(current, is_copy=is_copy)
         now = self._clock.wall()
         still = self.observer.observe(
             ("listing", self.directory),
@@ -200,6 +203,7 @@ class RunView:
             now=now,
             still=still,
             no_step=self.observer.observe(("front", self.directory), (newest, self.step)),
+            is_copy=is_copy,
         )
 
     def _attempt_views(self) -> list[AttemptView]:

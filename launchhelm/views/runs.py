@@ -15,6 +15,7 @@ from launchhelm.errors import Conflict, NotFound, StorageError
 from launchhelm.store import layout
 from launchhelm.store.manifest import Manifest, load_manifest
 from launchhelm.store.reader import Listing, Reader, list_segments
+from launchhelm.views.copied import copied_attempt
 from launchhelm.views.fold import Fold
 from launchhelm.views.liveness import Age, Observer, age_by_files
 from launchhelm.views.participants import Watch, newest_attempt, table
@@ -68,7 +69,7 @@ def runs(
 ) -> list[RunSummary]:
     """Summarise every run directly under a root, newest first.
 
-    Reads no series; costs about six small operations per run. Symbolic links are not followed, so
+    Reads no series; costs about seven small operations per run. Symbolic links are not followed, so
     that each run is listed once.
 
     Args:
@@ -130,7 +131,8 @@ def summarise(directory: Path, observer: Observer) -> RunSummary | None:
         (watch.opening["world"] for watch in watches if watch.opening.get("world")),
         extra.get("world_size"),
     )
-    rows = table(watches)
+    is_copy = 0 < attempt <= copied_attempt(directory)
+    rows = table(watches, is_copy=is_copy)
     if any(row.end for row in rows):
         others = [each for each in listing if each.attempt == attempt and each.rank]
         if all(row.end in ("", "finished") for row in rows):
@@ -139,7 +141,7 @@ def summarise(directory: Path, observer: Observer) -> RunSummary | None:
             others = [writer for writer in others if not _is_sealed(listing[writer])]
         # Which rank failed, and why, only the others may know.
         looked = [_looked_at(directory, writer, listing, observer) for writer in others]
-        rows = table([*watches, *looked])
+        rows = table([*watches, *looked], is_copy=is_copy)
     started_at = next(
         (row.started_at for row in rows if row.started_at is not None), manifest.created_at
     )
@@ -152,6 +154,7 @@ def summarise(directory: Path, observer: Observer) -> RunSummary | None:
         started_at=started_at,
         now=observer.clock.wall(),
         still=still,
+        is_copy=is_copy,
     )
     waiting, taken = (0, 0) if state.is_over else _commands(directory)
     front = [row for row in rows if row.rank == 0]

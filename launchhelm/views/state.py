@@ -19,13 +19,14 @@ RUN_STATES: Final = (
     "finished",
     "failed",
     "stopped",
+    "copy",
     "unreadable",
 )
 RANK_STATES: Final = tuple(_wording.RANK_MARKS)
 PAUSED: Final = "paused"
 """Phase of a process that waits at a control point since it was told to."""
 
-OVER: Final = frozenset({"finished", "failed", "stopped"})
+OVER: Final = frozenset({"finished", "failed", "stopped", "copy"})
 
 _NO_STEP_S: Final = 60.0
 _NORMAL: Final = "finished"
@@ -56,7 +57,7 @@ class RunState:
 
     @property
     def is_over(self) -> bool:
-        """Whether an end is on record; `no news` is not an end."""
+        """Whether an end is on record, or this is a copy; `no news` is not an end."""
         return self.word in OVER
 
     def __str__(self) -> str:
@@ -72,6 +73,7 @@ def run_state(
     now: float,
     still: Age,
     no_step: Age | None = None,
+    is_copy: bool = False,
 ) -> RunState:
     """Judge a run by the processes of its newest attempt.
 
@@ -83,11 +85,15 @@ def run_state(
         now: Our wall clock, for ages that are shown.
         still: Since when nothing of the run has moved, for a run without any row.
         no_step: Since when the front has not moved; None when that is not known.
+        is_copy: Nobody writes here any more, so an end on record is all that there is to judge.
     """
     seen = len({row.rank for row in rows}) if seen is None else seen
     over = _over(rows, started_at)
     if over is not None:
         return over
+    front = max((row.step for row in rows if row.step is not None), default=None)
+    if is_copy:
+        return RunState("copy", _wording.copy_text(front))
     alive = [row for row in rows if row.state not in ("ended", "silent")]
     by_host_clock = any(row.age.by_host_clock for row in rows) if rows else still.by_host_clock
     if not alive:
@@ -95,7 +101,6 @@ def run_state(
         if age.seconds >= SILENT_S:
             text = _wording.no_news_text(age.seconds, *_last_written(rows))
             return RunState("no news", text, by_host_clock)
-    front = max((row.step for row in rows if row.step is not None), default=None)
     if front is None or (world_size is not None and seen < world_size):
         since_s = max(0.0, now - started_at)
         text = _wording.starting_text(seen, world_size, since_s)

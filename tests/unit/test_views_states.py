@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launchhelm import views
+from launchhelm import snapshot, views
+from launchhelm.store.manifest import Attempt, take_attempt
 from launchhelm.views.liveness import Observer, age_by_files, process_is_gone
 from launchhelm.views.participants import Watch
 from tests.support.reading import EPOCH, FakeClock, RunBuilder, WriterBuilder, age_files
@@ -380,6 +381,40 @@ def dead_process() -> dict[str, object]:
         "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         "start": "1",
     }
+
+
+def test_a_snapshot_is_judged_by_its_records_and_never_by_the_processes_of_this_host(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    run = RunBuilder(tmp_path / "runs", world_size=2)
+    alive = {**dead_process(), "pid": os.getpid(), "start": _start_of_this_process()}
+    for rank, facts in enumerate((alive, dead_process())):
+        writer = run.writer(rank, **facts)
+        writer.beat(164)
+        writer.flush()
+    copy = tmp_path / "copies" / "copy"
+    snapshot.take(run.directory, copy, sleep=lambda _: None)
+    (summary,) = views.runs(copy.parent, clock=clock)
+    view = views.open_run(copy, clock=clock)
+    for state in (view.state, summary.state):
+        assert (state.word, state.text) == ("copy", "a copy, as of step 164")
+    assert [row.end for row in view.participants] == ["", ""]
+    # Launched on the copy, it is a run of its own.
+    assert take_attempt(copy, Attempt(0, 0, {}, EPOCH, 1, "host-0")).number == 2
+    run.directory = copy
+    later = run.writer(attempt=2, world_size=1, **alive)
+    later.beat(165)
+    later.flush()
+    assert views.open_run(copy, clock=clock).state.word == "running"
+
+
+def test_a_snapshot_of_a_run_that_ended_says_how(tmp_path: Path, clock: FakeClock) -> None:
+    run = RunBuilder(tmp_path)
+    (writer,) = started(run, 1)
+    writer.close("finished", step=12)
+    writer.seal()
+    snapshot.take(run.directory, tmp_path / "copy")
+    assert views.open_run(tmp_path / "copy", clock=clock).state.text == "finished after 15 s"
 
 
 def test_a_finished_run_names_the_rank_that_died(tmp_path: Path, clock: FakeClock) -> None:

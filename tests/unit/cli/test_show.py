@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from launchhelm.cli import Exit
 from launchhelm.records import Command, Outcome
-from tests.support.cli_runs import MadeRun
+from tests.support.cli_runs import MadeRun, commands_in
 from tests.unit.cli.conftest import Cli
 
 
@@ -118,3 +119,18 @@ def test_values_that_differ_between_ranks_are_shown_with_the_value_of_each(
     assert cli("show", "apart", "--json").document["diverged"] == differs
     run.report({"lr": [0.1]}, step=420)
     assert "diverged" not in cli("show", "apart").out
+
+
+def test_a_snapshot_says_that_it_is_a_copy_and_takes_no_command(
+    root: Path, cli: Cli, tmp_path: Path
+) -> None:
+    MadeRun(root, "live").train(164)
+    copy = tmp_path / "copy"
+    assert cli("snapshot", "live", str(copy)).code == Exit.DONE
+    assert "a copy, as of step 164" in cli("show", str(copy)).out.splitlines()[0]
+    for words in (("lr", "scale=0.5"), ("freeze",), ("cancel", "c1")):
+        ran = cli("control", str(copy), *words)
+        assert ran.code == Exit.NOTHING_CHANGED
+        assert "live here is a copy, as of step 164" in ran.err
+    assert commands_in(copy) == []
+    assert cli("control", str(copy), "list").code == Exit.DONE
