@@ -36,6 +36,7 @@ _UNNAMED: Final = {
     "terminated": "a signal",
     "interrupted": "an interrupt",
 }
+_REASON_WIDTH: Final = 80
 _ORDER: Final = ("silent", "late", "behind", "missing", "ended", "starting")
 
 
@@ -126,9 +127,14 @@ def _over(rows: Sequence[ParticipantView], started_at: float) -> RunState | None
     if not failed and not coordinators and all_ended:
         failed = [row for row in ended if row.end in _FAILED]
     if failed:
-        first = _cause([row for row in ended if row.end != _NORMAL])
-        reason = first.reason or _UNNAMED.get(first.end, first.end)
-        return RunState("failed", _wording.failed_text(first.rank, first.step, reason))
+        bad = [row for row in ended if row.end != _NORMAL]
+        first = _cause(bad)
+        text = _wording.failed_text(first.rank, first.step, _reason(first))
+        others = [row for row in bad if row.end in ("error", "failed")]
+        if first.end == "gone" and others:
+            other = _cause(others)
+            text += f"; then rank {other.rank}: {_short(_reason(other))}"
+        return RunState("failed", text)
     if not coordinators and not all_ended:
         return None
     last = (coordinators or ended)[-1]
@@ -136,16 +142,29 @@ def _over(rows: Sequence[ParticipantView], started_at: float) -> RunState | None
         took_s = last.ended_at - started_at if last.ended_at is not None else None
         text = _wording.finished_text(took_s, _lost_on_the_way(rows))
         return RunState("finished", text, is_closed=last.closes_run)
-    reason = last.reason or _UNNAMED.get(last.end, last.end)
-    return RunState("stopped", _wording.stopped_text(reason, last.step))
+    return RunState("stopped", _wording.stopped_text(_reason(last), last.step))
+
+
+def _reason(row: ParticipantView) -> str:
+    return row.reason or _UNNAMED.get(row.end, row.end)
+
+
+def _short(reason: str) -> str:
+    return _wording.cut(_wording.plain(reason), _REASON_WIDTH)
 
 
 def _cause(ended: Sequence[ParticipantView]) -> ParticipantView:
     """Return the process whose end came first, which is more likely the cause than a victim.
 
-    The lowest step tells. At the same step times tell, but only between processes of one host;
-    else an error comes before a signal, which a launcher sends to the others after an error.
+    A process that was killed without a word comes first, whatever the steps: the others fail
+    because of it, unless it still wrote after one of them, on its host, had failed. Else the lowest
+    step tells. At the same step times tell, but only between processes of one host; else an error
+    comes before a signal, which a launcher sends to the others after an error.
     """
+    failed = [row for row in ended if row.end in ("error", "failed")]
+    killed = [row for row in ended if row.end == "gone" and not _outlived(row, failed)]
+    if killed:
+        return min(killed, key=lambda row: (row.last_at or 0.0, row.rank))
 
     def place(row: ParticipantView) -> tuple[bool, int]:
         return row.step is None, row.step or 0
@@ -156,6 +175,12 @@ def _cause(ended: Sequence[ParticipantView]) -> ParticipantView:
     if len({row.host for row in tied}) > 1:
         return tied[0]
     return min(tied, key=lambda row: row.ended_at or row.last_at or 0.0)
+
+
+def _outlived(row: ParticipantView, failed: Sequence[ParticipantView]) -> bool:
+    """Whether a process still wrote after another one of its host had failed."""
+    ends = [each.ended_at for each in failed if each.host == row.host and each.ended_at is not None]
+    return row.last_at is not None and row.last_at > min(ends, default=row.last_at)
 
 
 def _lost_on_the_way(rows: Sequence[ParticipantView]) -> dict[int, str]:

@@ -455,19 +455,39 @@ def test_a_failed_run_names_the_rank_that_ended_first_with_its_own_reason(
     assert views.runs(tmp_path, clock=clock)[0].state.text == text
 
 
-def test_a_rank_that_is_gone_is_the_cause_of_errors_at_later_steps(
+@pytest.mark.parametrize("victim_step", [8, 9, 12])
+def test_a_rank_that_is_gone_is_the_cause_of_errors_of_the_others(
+    tmp_path: Path, clock: FakeClock, victim_step: int
+) -> None:
+    run = RunBuilder(tmp_path, world_size=2)
+    (victim,) = started(run, 1, step=8)
+    gone = run.writer(1, **dead_process())
+    gone.beat(9)
+    gone.flush()
+    reason = f"RuntimeError: gloo {'/' * 200} Connection reset by peer"
+    victim.close("error", reason, step=victim_step)
+    victim.flush()
+    text = look(run, clock).state.text
+    assert views.runs(tmp_path, clock=clock)[0].state.text == text
+    cause, _, consequence = text.partition("; then ")
+    assert cause.startswith("failed on rank 1 at step 9: process ")
+    assert cause.endswith("is gone and left no end record")
+    assert consequence.startswith("rank 0: RuntimeError: gloo")
+    assert consequence.endswith("Connection reset by peer") and len(consequence) < 100
+
+
+def test_a_rank_that_was_killed_after_another_failed_is_not_the_cause(
     tmp_path: Path, clock: FakeClock
 ) -> None:
     run = RunBuilder(tmp_path, world_size=2)
-    (victim,) = started(run, 1)
+    (cause,) = started(run, 1, step=8)
+    cause.close("error", "ValueError: no", step=8)
+    cause.flush()
     gone = run.writer(1, **dead_process())
+    gone.at = EPOCH + 25
     gone.beat(8)
     gone.flush()
-    victim.close("error", "RuntimeError: gloo", step=11)
-    victim.flush()
-    text = look(run, clock).state.text
-    assert text.startswith("failed on rank 1 at step 8: process ")
-    assert text.endswith("is gone and left no end record")
+    assert look(run, clock).state.text == "failed on rank 0 at step 8: ValueError: no"
 
 
 @pytest.mark.parametrize(

@@ -134,3 +134,13 @@ def test_a_snapshot_says_that_it_is_a_copy_and_takes_no_command(
         assert "live here is a copy, as of step 164" in ran.err
     assert commands_in(copy) == []
     assert cli("control", str(copy), "list").code == Exit.DONE
+
+
+def test_a_long_reason_does_not_widen_the_table_of_attempts(root: Path, cli: Cli) -> None:
+    reason = f"RuntimeError: {'x' * 300} reset by peer"
+    MadeRun(root, "cut").train().end("error", reason)
+    ran = cli("show", "cut", "--attempts")
+    rows = ran.out.splitlines()[2:]
+    assert any("error RuntimeError: x" in row and "reset by peer" in row for row in rows)
+    assert max(map(len, rows)) < 200
+    assert cli("show", "cut", "--json").document["attempts"][0]["reason"] == reason
