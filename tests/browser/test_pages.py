@@ -306,19 +306,16 @@ def test_a_copy_an_empty_root_and_a_damaged_run_have_words_of_their_own(
     from playwright.sync_api import expect
 
     expect.set_options(timeout=DEADLINE_MS)
-    root = tmp_path / "runs"
-    root.mkdir()
+    root, nothing = tmp_path / "runs", tmp_path / "nothing"
+    nothing.mkdir()
+    shutil.copytree(found.root / found.training, root / found.training)
+    damaged = MadeRun(root, "damaged")
+    (damaged.path / "run.json").write_bytes(b"\x00\x01")
     with (
         Dashboard(root, tmp_path, "--read-only") as dashboard,
         looking(browser, base=dashboard.base, allowed=("404",)) as page,
     ):
         page.goto(dashboard.address)
-        expect(page.locator("main")).to_contain_text(f"No runs in {root}.")
-        expect(page.locator("main pre")).to_contain_text("launchhelm.init")
-
-        shutil.copytree(found.root / found.training, root / found.training)
-        damaged = MadeRun(root, "damaged")
-        (damaged.path / "run.json").write_bytes(b"\x00\x01")
         rows = page.locator("tr[data-row]")
         expect(rows.filter(has_text="llm-7b")).to_be_visible()
         expect(rows.filter(has_text=damaged.run_id)).to_contain_text("unreadable")
@@ -329,6 +326,10 @@ def test_a_copy_an_empty_root_and_a_damaged_run_have_words_of_their_own(
         _go(page, "/run/nothing-here")
         expect(page.locator("h1")).to_have_text("This run cannot be shown")
         expect(page.locator("main [role=alert]")).to_contain_text("no run of that id")
+    with Dashboard(nothing, tmp_path) as dashboard, looking(browser, base=dashboard.base) as page:
+        page.goto(dashboard.address)
+        expect(page.locator("main")).to_contain_text(f"No runs in {nothing}.")
+        expect(page.locator("main pre")).to_contain_text("launchhelm.init")
 
 
 def test_a_dashboard_that_ends_is_said_and_a_new_one_asks_for_its_address(

@@ -56,7 +56,7 @@ export default {
       </div>
       ${run.notes ? html`<p class="notes">${visible(run.notes)}</p>` : nothing}
       ${list("Run", known, needle)}
-      ${leaves(run.config ?? {}).length ? list("Configuration", run.config, needle) : empty("No configuration was recorded.", html`<p><code>launchhelm.init(config={"lr": 3e-4})</code> records one.</p>`)}
+      ${leaves(run.config ?? {}).length ? list("Configuration", run.config, needle) : empty("No configuration was recorded.", html`<p><code>launchhelm.init("first", config={"lr": 3e-4})</code> records one.</p>`)}
       ${list("Summary", run.summary, needle)}
       ${list("Code", run.git, needle)}
       ${attempts(run.attempts)}

@@ -112,7 +112,7 @@ function view(value) {
   const { lines, total } = value;
   const { query } = state.route;
   if (!total && !query.stream) {
-    return html`${tools(value)}${empty("This rank printed nothing, or its console is not recorded.", html`<p><code>launchhelm.init(..., console=True)</code> records it.</p>`)}`;
+    return html`${tools(value)}${empty("This rank printed nothing, or its console is not recorded.", html`<p><code>run.capture_console()</code> records what is printed, <code>run.console(text)</code> a line.</p>`)}`;
   }
   const first = lines[0]?.n ?? 0; // Lines are counted from 0, and shown from 1 on.
   const last = lines.at(-1)?.n ?? -1;

@@ -316,28 +316,12 @@ function details(one) {
     ["reverted by", one.reverted_by],
   ].filter(([, value]) => value);
   return html`<dl>${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${visible(value)}</dd>`)}
-    ${(one.states ?? []).map((step) => html`<dt>${visible(step.state)}</dt><dd title=${fullTime(step.at)}>${time(step.at)} ${visible(step.where)}</dd>`)}</dl>
-    ${effectView(one)}`;
+    ${(one.states ?? []).map((step) => html`<dt>${visible(step.state)}</dt><dd title=${fullTime(step.at)}>${time(step.at)} ${visible(step.where)}</dd>`)}</dl>`;
 }
 
 function changesText(changes) {
   if (!changes) return "";
   return typeof changes === "string" ? changes : JSON.stringify(changes);
-}
-
-const METRICS_WITH_EFFECT = 6;
-
-function effectView(one) {
-  if (one.state !== "applied") return nothing;
-  const key = `effect ${one.id}`;
-  const slot = state.page[key];
-  if (!slot) {
-    return html`<button type="button" class="small" @click=${() => load(key, () => api.get(path("effect"), { command: one.id }))}>before and after</button>`;
-  }
-  return shown(slot, "Comparing …", ({ metrics = [], beside = [], closing }) => html`
-    <dl>${metrics.slice(0, METRICS_WITH_EFFECT).map((metric) => html`<dt>${visible(metric.name)}</dt><dd>${visible(metric.text)}</dd>`)}</dl>
-    ${beside.map((line) => html`<p class="quiet">${visible(line.text ?? line)}</p>`)}
-    <p class="quiet">${closing || "A comparison in time, not a proof of cause."}</p>`);
 }
 
 function ledger(mayControl) {
@@ -365,8 +349,8 @@ function noControls() {
   const starting = state.run?.state === "starting";
   return empty(starting ? "The run has not said yet what may be changed." : "This run declared no controls.", starting ? nothing : html`
     <p>These lines declare the optimizer's, and one of your own:</p>
-    <pre tabindex="0">trainer = run.trainer(model=model, optimizer=optimizer)
-trainer.watch()
+    <pre tabindex="0">trainer = launchhelm.torch.init("first")
+trainer.watch(model, optimizer)
 trainer.tunable("kl_weight", 0.05, minimum=0, maximum=1)</pre>`);
 }
 

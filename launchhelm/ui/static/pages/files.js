@@ -52,7 +52,7 @@ function view(value) {
       key: (one) => one.id ?? one.name,
       sort,
       onSort: (next) => set({ sort: next }),
-    })}` : empty("This run has no artifacts or checkpoints.", html`<p><code>run.log_artifact(path)</code> keeps a file; the control <code>checkpoint</code> keeps the model.</p>`)}
+    })}` : empty("This run has no artifacts or checkpoints.", html`<p><code>run.artifact(path)</code> keeps a file; the control <code>checkpoint</code> keeps the model.</p>`)}
     <details ?open=${!files.length}><summary>the run directory's own files: ${plural(own.length, "file")}, ${bytes(own.reduce((sum, one) => sum + (one.size ?? 0), 0))}</summary>
       <table class="plain"><thead><tr><th scope="col">Path</th><th scope="col" class="number">Size</th></tr></thead>
       <tbody>${own.map((one) => html`<tr><th scope="row"><code>${visible(one.path)}</code></th><td class="number">${bytes(one.size)}</td></tr>`)}</tbody></table></details>

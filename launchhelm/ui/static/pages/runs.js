@@ -123,7 +123,7 @@ function noRuns(value) {
     <p>These lines make one:</p>
     <pre tabindex="0">import launchhelm
 
-with launchhelm.init(project="first", dir="./runs") as run:
+with launchhelm.init("first") as run:
     run.log({"train/loss": 1.0}, step=1)</pre>
     <p>Runs somewhere else? <code>launchhelm ui DIRECTORY</code> looks there.</p>`);
 }
