@@ -26,7 +26,8 @@ from launchhelm.store import layout, media
 from launchhelm.torch import _checkpoint_payload as payloads
 from launchhelm.torch import _checkpoint_rates, _random_state
 from launchhelm.torch._built_in import BuiltIn
-from launchhelm.torch._checkpoint_vault import OWN, Vault, discard
+from launchhelm.torch._checkpoint_file import copy_whole, discard, target_of
+from launchhelm.torch._checkpoint_vault import OWN, Vault
 from launchhelm.torch._collective import Links
 from launchhelm.torch._participant import RankFacts
 from launchhelm.torch._sharding import (
@@ -212,8 +213,15 @@ class Checkpoints:
             with others.one_mind():
                 if self.failure is not None:
                     raise self.failure
-                copy = None if path is None else Path(path).absolute()
-                problem = payloads.unloadable({} if extra is None else extra, "extra")
+                extra = {} if extra is None else extra
+                if not isinstance(extra, dict):
+                    raise TypeError(
+                        f"extra is of type {type(extra).__name__}, and only a dict comes back; "
+                        'give a dict, extra={"value": ...}'
+                    )
+                # The coordinator writes it; others may not even see the place.
+                copy = None if path is None or vault is None else target_of(path)
+                problem = payloads.unloadable(extra, "extra")
                 if problem:
                     raise TypeError(
                         f"{problem}, which cannot be loaded back as data alone; give numbers, "
@@ -225,7 +233,7 @@ class Checkpoints:
             if sharded:
                 directory = self._run.directory / layout.CHECKPOINTS / self._agreed(new_id())
             with _gone_on_failure(directory if vault is not None else None):
-                id_ = self._written(step, {} if extra is None else extra, states, directory, copy)
+                id_ = self._written(step, extra, states, directory, copy)
         return id_
 
     def _written(
@@ -254,7 +262,7 @@ class Checkpoints:
                 hidden = vault.write(payload)
                 try:
                     if copy is not None:
-                        _copy(hidden, copy)
+                        copy_whole(hidden, copy)
                 except BaseException:
                     discard(hidden)
                     raise
@@ -428,17 +436,6 @@ def _gone_on_failure(directory: Path | None) -> Iterator[None]:
     except BaseException:
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
-        raise
-
-
-def _copy(file: Path, to: Path) -> None:
-    """Copy a file so that it appears whole, or not at all."""
-    hidden = to.with_name(layout.hidden_name(to.name))
-    try:
-        shutil.copyfile(file, hidden)
-        os.replace(hidden, to)
-    except BaseException:
-        discard(hidden)
         raise
 
 

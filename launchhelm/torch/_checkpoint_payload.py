@@ -28,6 +28,7 @@ OURS: Final = "launchhelm.offline"
 
 _SECTIONS: Final = ("model", "optimizer", "scheduler", "scaler")
 _STEP_LIMIT: Final = 1 << 63
+_DEEPEST: Final = 64
 
 
 class Unreadable(Exception):
@@ -228,6 +229,8 @@ def unloadable(value: object, name: str) -> str:
         torch.save(_emptied(value), buffer)
         buffer.seek(0)
         torch.load(buffer, weights_only=True)
+    except RecursionError:
+        return _looped(value, name) or f"{name} is nested too deeply"
     except Exception:
         inside = next(
             (found for part, it in _parts(value, name) if (found := unloadable(part, it))), ""
@@ -246,6 +249,18 @@ def _parts(value: Any, name: str) -> Iterator[tuple[Any, str]]:
     elif type(value) in (list, tuple):
         for index, part in enumerate(value):
             yield part, f"{name}[{index}]"
+
+
+def _looped(value: Any, name: str, above: tuple[int, ...] = ()) -> str:
+    """Say which container contains itself; "" when none does, or only far down."""
+    if id(value) in above:
+        return f"{name} contains itself"
+    if len(above) == _DEEPEST:
+        return ""
+    inside = (*above, id(value))
+    return next(
+        (found for part, it in _parts(value, name) if (found := _looped(part, it, inside))), ""
+    )
 
 
 def _emptied(value: Any) -> Any:

@@ -16,18 +16,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
 
-import torch
-
 from launchhelm._run_artifacts import OCTETS
 from launchhelm.run import Run
 from launchhelm.store import layout, media
 from launchhelm.store.reader import Reader
+from launchhelm.torch._checkpoint_file import discard, save_whole
 from launchhelm.torch._checkpoint_payload import Payload, Unreadable, read, require_whole
 
 METRIC: Final = "checkpoint"
@@ -97,13 +95,7 @@ class Vault:
         directory = self._run.directory / layout.MEDIA
         directory.mkdir(exist_ok=True)
         hidden = directory / layout.hidden_name(f"{METRIC}-{payload['step']}")
-        try:
-            # To a name that is not there yet: ext4 begins to write a file out, while its writer
-            # waits, when one that was there and was emptied is closed.
-            torch.save(payload, hidden)
-        except BaseException:
-            discard(hidden)
-            raise
+        save_whole(payload, hidden)
         return hidden
 
     def admit(self, id_: str, hidden: Path, payload: Payload, kept: Mapping[str, Any]) -> None:
@@ -294,9 +286,3 @@ class Vault:
                 if record.body.get("id") == point["value"]:
                     return str(record.body["id"]), str(record.body.get("sha256"))
         return None
-
-
-def discard(path: Path) -> None:
-    """Remove a file that nobody needs, if it is there."""
-    with suppress(OSError):
-        os.unlink(path)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import random
+import re
+import resource
+import shutil
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -408,6 +413,63 @@ def test_a_path_gets_a_copy_and_the_run_keeps_its_own(
     assert trainer.run.restored == {}
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="has no /proc")
+def test_a_save_that_does_not_fit_says_so_and_holds_no_room(
+    trainer: lht.Trainer, parts: Parts
+) -> None:
+    train(trainer, parts, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    gc.disable()
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
+        with pytest.raises(lht.CheckpointError, match="File too large") as refused:
+            trainer.save_checkpoint(extra={"large": torch.ones(100_000)})
+        opened = [
+            os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()
+        ]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        gc.enable()
+    assert not [name for name in opened if ".checkpoint-" in name]
+    assert str(trainer.run.directory / layout.MEDIA) in str(refused.value)
+    assert kept_files(trainer) == []
+    train(trainer, parts, 1)
+    trainer.save_checkpoint()
+
+
+def test_a_path_that_is_no_file_is_refused_before_anything_is_written(
+    trainer: lht.Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "copyfile", None)  # Nobody's devices are at stake here.
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link-to-a-pipe").symlink_to("pipe")
+    odd = {
+        "/dev/full": "/dev/full is a device",
+        str(tmp_path / "pipe"): "is a pipe",
+        str(tmp_path / "link-to-a-pipe"): "link-to-a-pipe is a pipe",
+        str(tmp_path): "is a directory",
+        "": 'path=""',
+        str(tmp_path / "missing" / "mine.pt"): "No such file",
+    }
+    for path, said in odd.items():
+        with pytest.raises(lht.CheckpointError, match=re.escape(said)):
+            trainer.save_checkpoint(path)
+    assert kept_files(trainer) == []
+    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+    assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
+
+
+def test_a_path_that_is_a_link_is_followed(trainer: lht.Trainer, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "newest.pt"
+    link.symlink_to(Path("elsewhere") / "real.pt")
+    for epoch in (1, 2):  # The file that it names is not there, then it is.
+        trainer.save_checkpoint(link, extra={"epoch": epoch})
+        assert link.is_symlink()
+        assert torch.load(link, weights_only=True)["extra"] == {"epoch": epoch}
+    assert os.listdir(tmp_path / "elsewhere") == ["real.pt"]
+
+
 def test_latest_of_a_run_without_checkpoints_is_not_found(
     trainer: lht.Trainer, parts: Parts
 ) -> None:
@@ -447,6 +509,34 @@ def test_extra_that_could_not_be_loaded_is_refused_by_its_key_before_anything_is
     assert named in str(refused.value)
     assert kept_files(trainer) == []
     trainer.step()
+
+
+@pytest.mark.parametrize("extra", [[1, 2], 5, "abc", (), torch.ones(2)], ids=repr)
+def test_extra_that_is_no_dict_is_refused_with_what_to_give(
+    trainer: lht.Trainer, extra: Any
+) -> None:
+    with pytest.raises(lht.CheckpointError, match=r'give a dict, extra=\{"value": \.\.\.\}'):
+        trainer.save_checkpoint(extra=extra)
+    assert kept_files(trainer) == []
+
+
+def test_extra_that_contains_itself_is_said_in_few_words(
+    trainer: lht.Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looped: dict[str, Any] = {}
+    looped["x"] = [looped]
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    tries: list[object] = []
+    save = torch.save
+    monkeypatch.setattr(torch, "save", lambda *args: (tries.append(args), save(*args)))
+    with pytest.raises(lht.CheckpointError, match=r"extra\['x'\]\[0\] contains itself") as refused:
+        trainer.save_checkpoint(extra=looped)
+    assert len(str(refused.value)) < 400
+    with pytest.raises(lht.CheckpointError, match="extra is nested too deeply"):
+        trainer.save_checkpoint(extra={"deep": deep})
+    assert len(tries) <= 2  # Looking through it again at each depth would take seconds.
 
 
 def test_a_generator_of_numpy_that_cannot_be_saved_is_named(
