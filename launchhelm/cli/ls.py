@@ -20,7 +20,6 @@ negates."""
 
 _ROWS_ON_A_TERMINAL: Final = 50
 _SHORTEST_ID: Final = 8
-_LOSS: Final = "train/loss"
 
 _COLUMNS: Final[Mapping[str, str]] = {
     "run": "name",
@@ -138,7 +137,8 @@ def _cell(row: documents.Document, column: str, now: float) -> str:
     if column == "step":
         return _wording.step_text(value)
     if column == "loss":
-        return _wording.value_text(value[_LOSS]) if _LOSS in (value or ()) else "-"
+        loss = _loss(row)
+        return "-" if loss is None else _wording.value_text(loss)
     if column == "pending":
         return f"◆ {value}" if value else ""
     if column == "age":
@@ -146,6 +146,11 @@ def _cell(row: documents.Document, column: str, now: float) -> str:
     if column == "tags":
         return _wording.listed(value or (), empty="-")
     return "-" if value is None or value == "" else _wording.plain(str(value))
+
+
+def _loss(row: documents.Document) -> Any:
+    metrics = row["metrics"] or {}
+    return next((metrics[name] for name in views.LOSSES if name in metrics), None)
 
 
 def _columns(text: str | None) -> list[str]:
@@ -167,7 +172,7 @@ def _sorted(rows: list[documents.Document], key: str, reverse: bool) -> list[doc
     """Sort stably by one field; rows that do not know it come last either way."""
 
     def value(row: documents.Document) -> Any:
-        return row["metrics"].get(_LOSS) if key == "metrics" else row.get(key)
+        return _loss(row) if key == "metrics" else row.get(key)
 
     known = [row for row in rows if value(row) not in (None, "")]
     unknown = [row for row in rows if value(row) in (None, "")]

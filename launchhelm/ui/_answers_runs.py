@@ -24,7 +24,6 @@ MAX_ROWS: Final = 200
 FIRST_ROWS_S: Final = 0.7
 """A list is answered after this time with what has been read so far."""
 
-_LOSSES: Final = ("train/loss", "loss")
 _BAD: Final = ("behind", "late", "silent", "missing")
 _SECRET_FREE: Final = ("group", "tags", "notes")
 
@@ -91,7 +90,7 @@ class _Row(dict[str, Any]):
 
 
 def _row(run: views.RunSummary, board: Board) -> _Row:
-    name = next((each for each in _LOSSES if each in run.metrics), "")
+    name = next((each for each in views.LOSSES if each in run.metrics), "")
     name = name or next(iter(run.metrics), "")
     row = _Row(
         {

@@ -10,12 +10,13 @@ from launchhelm.views.liveness import BEAT_S, LATE_S, SILENT_S, Age, Observer
 from launchhelm.views.participants import ParticipantView
 from launchhelm.views.points import Point
 from launchhelm.views.run import AttemptView, Losses, RunView, open_run
-from launchhelm.views.runs import RunSummary, find_run, runs
+from launchhelm.views.runs import LOSSES, RunSummary, find_run, runs
 from launchhelm.views.state import PAUSED, RANK_STATES, RUN_STATES, RunState
 
 __all__ = [
     "BEAT_S",
     "LATE_S",
+    "LOSSES",
     "PAUSED",
     "RANK_STATES",
     "RUN_STATES",

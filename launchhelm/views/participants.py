@@ -55,8 +55,9 @@ class ParticipantView:
     Args:
         state: A word of `RANK_STATES`.
         step: Last finished step known; None before the first.
-        phase: As of the last heartbeat: `training`, `waiting at step 12,480`, `in eval`, ...
-        phase_s: How long it had been in that phase then.
+        phase: As of the last heartbeat: `training`, `waiting at step 12,480`, `in eval`, ...;
+            "" once it has ended.
+        phase_s: How long it had been in that phase then; None once it has ended.
         age: Since its counter last moved.
         lag: Steps behind the front, beyond what the front may have done since the last heartbeat
             of this process; None while either is unknown.
@@ -332,8 +333,8 @@ def _row(
         group_rank=_integer(facts.get("group_rank")),
         world_size=_integer(opening.get("world")),
         step=watch.step,
-        phase=phase,
-        phase_s=_float(body.get("phase_s")),
+        phase="" if end else phase,
+        phase_s=None if end else _float(body.get("phase_s")),
         age=watch.age,
         lag=lag,
         end=end,

@@ -200,6 +200,7 @@ class RunView:
             self.participants,
             world_size=self.world_size,
             started_at=self.started_at,
+            created_at=self.manifest.created_at,
             now=now,
             still=still,
             no_step=self.observer.observe(("front", self.directory), (newest, self.step)),

@@ -22,6 +22,9 @@ from launchhelm.views.participants import Watch, newest_attempt, table
 from launchhelm.views.state import RunState, run_state
 
 LATEST: Final = "latest"
+LOSSES: Final = ("train/loss", "loss", "train_loss")
+"""Names of the metric that a list of runs shows as the loss; the first one that a run has."""
+
 _SHOWN_CANDIDATES: Final = 8
 
 
@@ -152,6 +155,7 @@ def summarise(directory: Path, observer: Observer) -> RunSummary | None:
         world_size=world_size,
         seen=seen,
         started_at=started_at,
+        created_at=manifest.created_at,
         now=observer.clock.wall(),
         still=still,
         is_copy=is_copy,
@@ -332,9 +336,14 @@ def _conflict(selector: str, candidates: Sequence[tuple[Path, Manifest]]) -> Con
     newest = sorted(candidates, key=lambda item: item[1].run_id, reverse=True)
     listed = ", ".join(f"{path} ({run.name})" for path, run in newest[:_SHOWN_CANDIDATES])
     more = len(newest) - _SHOWN_CANDIDATES
+    ids = {run.run_id for _, run in newest}
+    what, remedy = f"{len(newest)} runs", "Give more of the id, or the path."
+    if len(ids) == 1:
+        what = f"{len(newest)} copies of run {ids.pop()}"
+        remedy = "Their id is the same: give the path."
     return Conflict(
-        f"{selector!r} fits {len(newest)} runs: {listed}{f' and {more} more' if more > 0 else ''}.",
-        remedy="Give more of the id, or the path.",
+        f"{selector!r} fits {what}: {listed}{f' and {more} more' if more > 0 else ''}.",
+        remedy=remedy,
     )
 
 

@@ -71,6 +71,7 @@ def run_state(
     world_size: int | None,
     seen: int | None = None,
     started_at: float,
+    created_at: float,
     now: float,
     still: Age,
     no_step: Age | None = None,
@@ -83,13 +84,14 @@ def run_state(
         world_size: How many there should be; None when nobody said.
         seen: How many have files; None means as many as there are rows.
         started_at: When the attempt began, by its coordinator's clock; shown only.
+        created_at: When the run began, its first attempt, by its creator's clock; shown only.
         now: Our wall clock, for ages that are shown.
         still: Since when nothing of the run has moved, for a run without any row.
         no_step: Since when the front has not moved; None when that is not known.
         is_copy: Nobody writes here any more, so an end on record is all that there is to judge.
     """
     seen = len({row.rank for row in rows}) if seen is None else seen
-    over = _over(rows, started_at)
+    over = _over(rows, created_at)
     if over is not None:
         return over
     front = max((row.step for row in rows if row.step is not None), default=None)
@@ -118,7 +120,7 @@ def run_state(
     return RunState("running", text, by_host_clock)
 
 
-def _over(rows: Sequence[ParticipantView], started_at: float) -> RunState | None:
+def _over(rows: Sequence[ParticipantView], created_at: float) -> RunState | None:
     """Say how a run ended: an error on any rank, the coordinator's end, or the end of all."""
     ended = [row for row in rows if row.end]
     failed = [row for row in ended if row.end in ("error", "failed")]
@@ -139,7 +141,7 @@ def _over(rows: Sequence[ParticipantView], started_at: float) -> RunState | None
         return None
     last = (coordinators or ended)[-1]
     if last.end == _NORMAL:
-        took_s = last.ended_at - started_at if last.ended_at is not None else None
+        took_s = max(0.0, last.ended_at - created_at) if last.ended_at is not None else None
         text = _wording.finished_text(took_s, _lost_on_the_way(rows))
         return RunState("finished", text, is_closed=last.closes_run)
     return RunState("stopped", _wording.stopped_text(_reason(last), last.step))

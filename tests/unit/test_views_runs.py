@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -166,6 +167,21 @@ def test_an_ambiguous_name_lists_the_candidates(tmp_path: Path, three: list[RunB
     assert raised.value.remedy
     with pytest.raises(Conflict, match="fits 3 runs"):
         views.find_run(tmp_path, "019")
+
+
+def test_copies_of_one_run_are_told_apart_by_their_paths(
+    tmp_path: Path, three: list[RunBuilder]
+) -> None:
+    first = three[0].directory
+    shutil.copytree(first, tmp_path / "backup")
+    for selector in (three[0].run_id[:8], "alpha"):
+        with pytest.raises(Conflict) as raised:
+            views.find_run(tmp_path, selector)
+        assert f"2 copies of run {three[0].run_id}" in raised.value.message
+        assert str(first) in raised.value.message
+        assert str(tmp_path / "backup") in raised.value.message
+        assert raised.value.remedy == "Their id is the same: give the path."
+    assert views.find_run(tmp_path, "backup") == tmp_path / "backup"
 
 
 def test_an_unknown_name_says_where_was_looked_and_what_there_is(

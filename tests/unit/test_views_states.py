@@ -541,6 +541,35 @@ def test_a_newer_attempt_is_judged_alone(tmp_path: Path, clock: FakeClock) -> No
     assert [row.attempt for row in view.participants] == [2]
 
 
+def test_a_resumed_run_that_finished_says_how_long_the_whole_took_wherever_it_is_shown(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    run = RunBuilder(tmp_path)
+    (old,) = started(run, 1)
+    old.close("preempted", "SIGTERM", step=10)
+    old.seal()
+    take_attempt(run.directory, Attempt(0, 0, {}, EPOCH + 600, 1, "host-0"))
+    new = run.writer(attempt=2, t=EPOCH + 601)
+    new.at = EPOCH + 720
+    new.close("finished", step=20)
+    new.seal()
+    assert look(run, clock).state.text == "finished after 12 min"
+    assert views.runs(tmp_path, clock=clock)[0].state.text == "finished after 12 min"
+
+
+def test_a_process_that_has_ended_is_in_no_phase(tmp_path: Path, clock: FakeClock) -> None:
+    run = RunBuilder(tmp_path, world_size=3)
+    first, _ = started(run, 2)
+    first.beat(12, phase="saving a checkpoint", phase_s=1.0)
+    first.close("finished", step=12)
+    first.flush()
+    gone = run.writer(2, **dead_process())
+    gone.beat(12, phase="training", phase_s=51.0)
+    gone.flush()
+    rows = look(run, clock).participants
+    assert [(row.phase, row.phase_s) for row in rows] == [("", None), ("training", 0.0), ("", None)]
+
+
 def test_a_resume_with_another_world_size_counts_by_its_own(
     tmp_path: Path, clock: FakeClock
 ) -> None:

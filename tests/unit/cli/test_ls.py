@@ -90,3 +90,18 @@ def test_a_link_is_not_a_second_listing(root: Path, cli: Cli) -> None:
     (root / "latest").symlink_to(run.path)
     (root / "loop").symlink_to(root)
     assert len(cli("ls", "--json").lines) == 1
+
+
+def test_the_loss_is_found_by_the_names_that_trainers_give_it(root: Path, cli: Cli) -> None:
+    logged = {
+        "own": {"train/loss": 1.5, "loss": 9.0},
+        "hf": {"loss": 2.5, "train_loss": 9.0},
+        "lightning": {"train_loss": 3.5},
+        "none": {"eval/loss": 4.5},
+    }
+    for name, metrics in logged.items():
+        MadeRun(root, name).journals[0].add("m", metrics, step=1)
+    rows = [line.split() for line in cli("ls", "--columns", "run,loss").out.splitlines()[1:]]
+    assert dict(rows) == {"own": "1.5", "hf": "2.5", "lightning": "3.5", "none": "-"}
+    ordered = cli("ls", "--json", "--sort", "loss").lines
+    assert [line["name"] for line in ordered] == ["own", "hf", "lightning", "none"]
