@@ -22,7 +22,7 @@ from launchhelm.store.layout import DATA, SegmentName
 from launchhelm.store.line import untag
 from launchhelm.store.reader import LOST, PATIENCE_S, Reader, has_vanished, list_segments
 from launchhelm.store.sealed import METRIC_KINDS, sealed_meta
-from launchhelm.views import RunView
+from launchhelm.views import RunView, whole
 from launchhelm.views.fold import whole_body
 
 Row = tuple[Any, ...]
@@ -113,7 +113,7 @@ class Export:
     def __init__(
         self, view: RunView, *, pattern: str = "*", ranks: Collection[int] | None = None
     ) -> None:
-        self.problems: dict[str, None] = {}
+        self.problems: dict[str, None] = dict.fromkeys(whole.absent_texts(view, ranks))
         self._view = view
         self._pattern = pattern
         self._ranks = ranks

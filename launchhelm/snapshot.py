@@ -25,13 +25,14 @@ from typing import Any, Final  # Any: JSON of a record.
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import ConfigError, StorageError
-from launchhelm.store import layout
+from launchhelm.store import layout, shards
 from launchhelm.store.journal import whole_lines
 from launchhelm.store.line import is_intact
 from launchhelm.store.manifest import load_manifest, sync_directory, write_durably
 from launchhelm.store.reader import LOST, PATIENCE_S, Reader, has_vanished
-from launchhelm.views import open_run
+from launchhelm.views import open_run, whole
 from launchhelm.views.fold import whole_body
+from launchhelm.views.whole import files_of
 
 _SKIPPED: Final = frozenset({layout.DATA, layout.CONTROL, layout.SYNC, layout.WHOLE, layout.SUMS})
 """Data is copied before the rest. Commands are meant for the run itself, a syncer's notes are of
@@ -98,8 +99,10 @@ def take(
         copy.begin()
         copy.data(0.0 if view.state.is_over else PATIENCE_S, clock, sleep)
         named = _named_media(staging, source)
-        copy.others(frozenset() if with_media else named, with_unready=with_media)
+        copy.others(frozenset() if with_media else named, with_checkpoints=with_media)
         copy.check(named if with_media else frozenset())
+        if with_media:
+            copy.check_shards()
         copy.end(target)
     except OSError as error:
         raise StorageError(
@@ -194,16 +197,18 @@ class _Copy:
             lines = whole_lines(descriptor, 0, self._sizes[path])
             return not all(is_intact(line) for _, _, line in lines)
 
-    def others(self, left_out: frozenset[str], *, with_unready: bool) -> None:
+    def others(self, left_out: frozenset[str], *, with_checkpoints: bool) -> None:
         """Copy everything else, except media whose digest is in `left_out`.
 
         Args:
-            with_unready: Whether checkpoints come along that are not known to be good yet.
+            with_checkpoints: Whether shards come along, and checkpoints not known to be good yet.
         """
         for root, folders, names, folder in os.fwalk(self._source, onerror=_raise):
             below = os.path.relpath(root, self._source)
             prefix = "" if below == "." else f"{below}/"
-            skipped = _SKIPPED if not prefix else left_out if below == layout.MEDIA else ()
+            skipped = _SKIPPED if not prefix else left_out if below == layout.MEDIA else frozenset()
+            if not prefix and not with_checkpoints:
+                skipped |= {layout.CHECKPOINTS}
             folders[:] = [name for name in folders if name[0] != "." and name not in skipped]
             for name in folders:
                 if stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
@@ -213,7 +218,9 @@ class _Copy:
             for name in names:
                 # A checkpoint that is not ready yet has a hidden name, and a record that names it.
                 is_unready = below == layout.MEDIA and name.startswith(layout.UNREADY)
-                if name in skipped or (name[0] == "." and not (is_unready and with_unready)):
+                is_index = name == shards.INDEX and prefix.startswith(f"{layout.CHECKPOINTS}/")
+                is_ours = is_index or (is_unready and with_checkpoints)
+                if name in skipped or (name[0] == "." and not is_ours):
                     continue
                 # A name that is gone by now was no part of any record: those stay.
                 with suppress(FileNotFoundError):
@@ -245,6 +252,14 @@ class _Copy:
                 *reader.problems,
                 *(f"{gap.writer}: records {gap.first} to {gap.last} are missing" for gap in lost),
             ]
+        )
+
+    def check_shards(self) -> None:
+        """Say which parts of checkpoints the run has no more."""
+        reader = Reader(self._staging, kinds=("art",), patience_s=0.0)
+        records = [record for _ in range(_LISTINGS) for record in reader.poll()]
+        self._note_problems(
+            whole.missing_parts(self._staging, [it for each in records for it in files_of(each)])
         )
 
     def end(self, target: Path) -> None:

@@ -19,6 +19,7 @@ from launchhelm.cli.output import Output
 from launchhelm.cli.sync import roots_of
 from launchhelm.errors import LaunchHelmError
 from launchhelm.store import layout
+from launchhelm.views import whole
 
 if TYPE_CHECKING:
     from syncer.discover import Place
@@ -114,12 +115,21 @@ def judge(place: Place, *, age_s: float, unsynced: bool = False) -> Verdict:
         why = f"in doubt: {view.problems[0]}"
     elif silent_s < age_s:
         why = ago
-    elif silent_s < NO_END_S and not (view.state.is_over and all(it.end for it in ranks)):
+    elif silent_s < NO_END_S and not (
+        view.state.is_over and all(it.end for it in ranks) and not whole.without_end(view)
+    ):
         why = f"{ago}, and not every process left an end"
+    elif damage := _damage(view):
+        why = f"damaged: {damage[0]}"
     else:
         kept = _kept_for_servers(place, unsynced)
         return Verdict(not kept, kept or ago, state, silent_s)
     return Verdict(False, why, state, silent_s)
+
+
+def _damage(view: views.RunView) -> list[str]:
+    """Say what of a run is not there that must be."""
+    return [*whole.absent_texts(view, is_over=True), *whole.missing_files(view.directory)]
 
 
 def _silent_s(view: views.RunView) -> float:
@@ -156,6 +166,9 @@ def _only_here(directory: Path) -> str:
     )
     if foreign:
         return f"{foreign[0]} in it is no part of a run, and on no server"
+    with suppress(FileNotFoundError):
+        if os.listdir(directory / layout.CHECKPOINTS):
+            return f"{layout.CHECKPOINTS} in it holds shards, which are on no server"
     with suppress(FileNotFoundError):
         for name in os.listdir(directory / layout.MEDIA):
             if name.startswith(layout.UNREADY):

@@ -118,7 +118,7 @@ def _of_runs(roots: list[Path], arguments: argparse.Namespace, found: list[Findi
     whole = {it.directory for it in places if arguments.deep or it.directory in discovery.roots}
     live = [it.directory for it in summaries if it.state.word in ("running", "starting")]
     for directory in dict.fromkeys([*whole, *live[:_LOOKED_INTO]]):
-        found += runs.inspect(directory, whole=directory in whole)
+        found += runs.inspect(directory, deep=directory in whole)
     return len(places)
 
 

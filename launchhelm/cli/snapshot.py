@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         nonlocal said_at
         if time.monotonic() - said_at > _PROGRESS_S:
             said_at = time.monotonic()
-            output.say(f"{files:,} files, {_size(size_bytes)} so far")
+            output.say(f"{files:,} files, {_wording.size_text(size_bytes)} so far")
 
     try:
         made = snapshot.take(view.directory, target, with_media=not arguments.no_media, note=note)
@@ -60,11 +60,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     else:
         kept = f", {made.kept:,} of them from an earlier call" if made.kept else ""
         path = _wording.plain(str(made.directory))
-        output.line(f"{path}: {made.files:,} files, {_size(made.size_bytes)}{kept}; read back")
+        output.line(
+            f"{path}: {made.files:,} files, {_wording.size_text(made.size_bytes)}{kept}; read back"
+        )
     for problem in made.problems:
         output.say(f"launchhelm: {_wording.plain(problem)}")
     return Exit.IN_PART if made.problems else Exit.DONE
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:,.1f} MB"

@@ -7,17 +7,18 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from launchhelm import _run_metadata as metadata
 from launchhelm import views
 from launchhelm.doctor.finding import Finding, listed
 from launchhelm.errors import LaunchHelmError
-from launchhelm.records import Record
 from launchhelm.store import journal, layout, media
 from launchhelm.store.layout import SegmentName
 from launchhelm.store.reader import LOST, PATIENCE_S, Reader, list_segments
+from launchhelm.views import whole
 from launchhelm.views.runs import RunSummary
+from launchhelm.views.whole import Named, files_of
 
 SILENT_S: Final = 3600.0
 """No news for so long, and no end: the job is most likely dead."""
@@ -135,18 +136,18 @@ def _exposed(summaries: Iterable[RunSummary], secret: str) -> Iterator[Finding]:
 # --- one run --------------------------------------------------------------------------------------
 
 
-def inspect(directory: Path, *, whole: bool) -> list[Finding]:
+def inspect(directory: Path, *, deep: bool) -> list[Finding]:
     """Look into one run.
 
     Args:
-        whole: Read every record, and the digest of every file that the run names.
+        deep: Read every record, and the digest of every file that the run names.
     """
     try:
         run = views.open_run(directory)
     except (LaunchHelmError, OSError) as error:
         said = error.message if isinstance(error, LaunchHelmError) else str(error)
         return [unreadable(directory, said)]
-    return [*_now(run), *(_whole(run) if whole else [])]
+    return [*_now(run), *(_whole(run) if deep else [])]
 
 
 def _now(run: views.RunView) -> list[Finding]:
@@ -187,10 +188,13 @@ def _now(run: views.RunView) -> list[Finding]:
         happened = f"{len(quiet)} of {len(run.participants)} processes are silent."
         remedy = "launchhelm show RUN --ranks; then py-spy dump on that host."
         found.append(Finding("silent", "warning", about, happened, said, remedy))
-    if run.missing and run.state.is_over:
-        said = f"rank {listed([str(rank) for rank in run.missing])}"
-        happened = f"{len(run.missing)} of {run.world_size} ranks have no file here."
-        remedy = "They wrote elsewhere, or never started: compare LAUNCHHELM_DIR on their hosts."
+    if gone := whole.absent(run):
+        happened = f"{sum(map(len, gone.values())):,} processes have no file here."
+        said = listed(whole.absent_texts(run))
+        remedy = (
+            "They wrote elsewhere, never started, or their files were lost: compare "
+            "LAUNCHHELM_DIR on their hosts, and look for a copy."
+        )
         found.append(Finding("missing", "warning", about, happened, said, remedy))
     return [*found, *_versions(run), *_commands(run)]
 
@@ -245,10 +249,10 @@ def _whole(run: views.RunView) -> list[Finding]:
     directory = run.directory
     # A run that is being written may show a hole for a moment, and reads on behind it later.
     reader = Reader(directory, patience_s=PATIENCE_S if run.state.word == "running" else 0.0)
-    named: dict[str, str] = {}
+    named: dict[str, Named] = {}
     while records := reader.poll(limit=_PAGE):
         for record in records:
-            named.update(_files_of(record))
+            named.update((each.sha256, each) for each in files_of(record))
     about = str(directory)
     found = [unreadable(directory, problem) for problem in reader.problems]
     lost = [gap for gap in reader.gaps if gap.why in LOST]
@@ -276,24 +280,9 @@ def _whole(run: views.RunView) -> list[Finding]:
     return [*found, *_files(directory, named)]
 
 
-def _files_of(record: Record) -> Iterator[tuple[str, str]]:
-    """Yield the digest of each file that a record names, and what it is."""
-    body: Mapping[str, Any] = record.body
-    pointer = body.get("$file")
-    if isinstance(pointer, str):
-        yield pointer.rpartition("/")[2], f"record {record.seq} of {record.writer}"
-    if record.kind == "art":
-        yield str(body.get("sha256", "")), f"artifact {body.get('name')!r}"
-    files = body.get("files")
-    if record.kind == "rich" and isinstance(files, list):
-        for each in files:
-            if isinstance(each, Mapping):
-                yield str(each.get("sha256", "")), f"{body.get('name')!r}, step {record.step}"
-
-
-def _files(directory: Path, named: Mapping[str, str]) -> Iterator[Finding]:
+def _files(directory: Path, named: Mapping[str, Named]) -> Iterator[Finding]:
     bad = []
-    for digest, what in named.items():
+    for digest, each in named.items():
         try:
             path = media.path_of(directory, digest)
             is_whole = media.measure(media.file_chunks(path)).sha256 == digest
@@ -303,7 +292,7 @@ def _files(directory: Path, named: Mapping[str, str]) -> Iterator[Finding]:
         except LaunchHelmError as error:
             why = error.message
         if why:
-            bad.append(f"{what}: {why}")
+            bad.append(f"{each.what}: {why}")
     if bad:
         yield Finding(
             "media",
@@ -313,6 +302,10 @@ def _files(directory: Path, named: Mapping[str, str]) -> Iterator[Finding]:
             listed(bad),
             "Look for a copy, or on the server that it was synced to.",
         )
+    if parts := whole.missing_parts(directory, named.values()):
+        happened = "Parts of a checkpoint are missing or cut short; it cannot be loaded."
+        remedy = "Look for a copy, or resume from another checkpoint."
+        yield Finding("media", "error", str(directory), happened, listed(parts), remedy)
 
 
 def leftovers(root: Path, *, older_than_s: float = 3600.0) -> list[Finding]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any
 
 from launchhelm._ids import new_run_id
 from launchhelm.controls import schema
 from launchhelm.records import Command, Outcome, WriterId
-from launchhelm.store import inbox
-from launchhelm.store.layout import CONTROL, DATA, SegmentName
+from launchhelm.store import inbox, media
+from launchhelm.store.layout import CHECKPOINTS, CONTROL, DATA, SegmentName
 from launchhelm.store.line import dumps, metric_values, seal_line
 from launchhelm.store.manifest import Attempt, Manifest, create_run, take_attempt
 
@@ -150,6 +153,43 @@ class MadeRun:
         )
         self.journals[0].add("oc", claimed.body(), step=step - 1)
         self.journals[0].add("oc", outcome.but(command=command.id).body(), step=step)
+
+
+def with_two_attempts(root: Path, *, first_ends: bool = True) -> MadeRun:
+    """Make a run of two ranks whose second attempt has ended; `journals` are those of the first."""
+    run = MadeRun(root, "resumed", ranks=2).train()
+    if first_ends:
+        run.end("crashed")
+    take_attempt(run.path, Attempt(0, 1, {}, time.time(), 2, "gpu-000"))
+    for rank in range(2):
+        journal = Journal(run.path, rank, attempt=2, world=2)
+        journal.beat(500)
+        journal.add("close", {"state": "finished", "close_run": True}, step=500)
+    return run
+
+
+def add_shards(run: MadeRun) -> Path:
+    """Add a checkpoint in two parts of 64 bytes, as torch lays them out; return their directory."""
+    parts = run.path / CHECKPOINTS / "parts"
+    parts.mkdir(parents=True)
+    # Classes of the same shape are enough: nobody who looks without torch knows torch's.
+    index = SimpleNamespace(
+        storage_data={
+            rank: SimpleNamespace(relative_path=f"__{rank}_0.distcp", offset=32, length=32)
+            for rank in range(2)
+        }
+    )
+    for rank in range(2):
+        (parts / f"__{rank}_0.distcp").write_bytes(bytes(64))
+    (parts / ".metadata").write_bytes(pickle.dumps(index))
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        payload = {"step": 400, "launchhelm.offline": {"parts": parts.name}}
+        archive.writestr("archive/data.pkl", pickle.dumps(payload))
+    stored = media.put(run.path, [packed.getvalue()])
+    body = {"id": "c", "name": "step-400.pt", "sha256": stored.sha256, "size": stored.size}
+    run.journals[0].add("art", {**body, "format": "launchhelm-checkpoint/1"}, step=400)
+    return parts
 
 
 class Coordinator:

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from launchhelm.cli import Exit, clean
+from launchhelm.store import media
 from launchhelm.store.reader import Reader
 from syncer import status
 from syncer.lease import Lease
 from syncer.state import find_place, open_journal
-from tests.support.cli_runs import MadeRun
+from tests.support.cli_runs import MadeRun, add_shards, with_two_attempts
 from tests.support.v1_server import v1_server
 from tests.unit.cli.conftest import Cli
 
@@ -234,6 +235,33 @@ def test_whatever_is_damaged_or_of_a_newer_format_is_left_alone(
     touched(run, time.time() - 3 * DAY)
     ran = cli("clean", "--json", "--age", "1h", "--delete", "--unsynced")
     assert "removed" not in ran.out and run.path.exists()
+
+
+@pytest.mark.parametrize("how", ["writer", "artifact", "cut", "shard"])
+def test_a_run_that_lost_a_writer_or_a_file_is_kept(cli: Cli, root: Path, how: str) -> None:
+    run = with_two_attempts(root)
+    parts = add_shards(run)
+    stored = media.put(run.path, [b"weights"])
+    run.journals[0].add("art", {"name": "w", "sha256": stored.sha256, "size": stored.size})
+    words = ("--age", "0s", "--unsynced")
+    assert actions(cli, *words) == {"resumed": "remove"}
+    file = media.path_of(run.path, stored.sha256)
+    if how == "writer":
+        (run.path / "data" / f"{run.journals[1].writer}.00001.jsonl").unlink()
+    elif how == "cut":
+        os.truncate(file, 3)
+    else:
+        {"artifact": file, "shard": parts / "__0_0.distcp"}[how].unlink()
+    assert actions(cli, *words, "--delete") == {"resumed": "keep"}
+    assert "damaged: " in cli("clean", *words).out
+
+
+def test_a_run_whose_earlier_attempt_left_no_end_is_kept_for_a_day(cli: Cli, root: Path) -> None:
+    run = with_two_attempts(root, first_ends=False)
+    assert actions(cli, "--age", "0s", "--unsynced") == {"resumed": "keep"}
+    for journal in run.journals:
+        journal.add("close", {"state": "crashed"})
+    assert actions(cli, "--age", "0s", "--unsynced") == {"resumed": "remove"}
 
 
 def test_what_cannot_be_removed_is_said_and_stays_whole(

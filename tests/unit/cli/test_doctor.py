@@ -21,7 +21,7 @@ from launchhelm.store import inbox
 from syncer import status
 from syncer.lease import Lease, lease_name
 from syncer.state import find_place, open_journal
-from tests.support.cli_runs import Journal, MadeRun
+from tests.support.cli_runs import Journal, MadeRun, add_shards, with_two_attempts
 from tests.support.reading import tree
 from tests.unit.cli.conftest import Cli
 
@@ -158,6 +158,31 @@ def test_a_file_that_a_run_names_and_that_is_gone_or_changed_is_told(
     assert found["happened"] == "2 of 3 files that the run names are missing or damaged."
     assert "weights': No such file" in found["evidence"]
     assert "tokens': is damaged" in found["evidence"]
+
+
+def test_an_attempt_of_which_a_process_lost_its_files_is_told(cli: Cli, root: Path) -> None:
+    run = with_two_attempts(root)
+    assert findings(cli, str(run.path)) == {}
+    (run.path / "data" / f"{run.journals[1].writer}.00001.jsonl").unlink()
+    found = findings(cli, str(run.path))["missing"]
+    assert (found["level"], found["evidence"]) == ("warning", "attempt 1: no file of rank 1")
+    (run.path / "data" / f"{run.journals[0].writer}.00001.jsonl").unlink()
+    assert findings(cli, str(run.path))["missing"]["evidence"] == "attempt 1: no file of ranks 0-1"
+
+
+def test_parts_of_a_checkpoint_that_are_gone_or_cut_short_are_told(cli: Cli, root: Path) -> None:
+    run = MadeRun(root).train()
+    parts = add_shards(run)
+    run.end()
+    assert findings(cli, str(run.path)) == {}
+    (parts / "__1_0.distcp").write_bytes(bytes(63))
+    found = findings(cli, str(run.path))["media"]
+    assert found["evidence"] == "checkpoints/parts/__1_0.distcp: 63 of 64 bytes"
+    (parts / "__1_0.distcp").unlink()
+    assert "__1_0.distcp: No such file" in findings(cli, str(run.path))["media"]["evidence"]
+    for path in parts.iterdir():
+        path.unlink()
+    assert ".metadata: No such file" in findings(cli, str(run.path))["media"]["evidence"]
 
 
 def test_jobs_that_died_are_one_note_with_their_names(

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from launchhelm import _export_files, _optional, export, views
 from launchhelm.cli import Exit, main
 from launchhelm.records import Command, Outcome
-from tests.support.cli_runs import MadeRun
+from tests.support.cli_runs import MadeRun, with_two_attempts
 from tests.unit.cli.conftest import Cli
 
 ODD: dict[str, Any] = {
@@ -215,6 +215,14 @@ def test_without_pyarrow_the_line_that_installs_it_is_said(
     assert ran.code == Exit.USAGE
     assert "pip install 'launchhelm-offline[parquet]'" in ran.err
     assert [it.name for it in tmp_path.iterdir()] == ["runs"]
+
+
+def test_an_attempt_without_its_files_is_named(cli: Cli, root: Path) -> None:
+    lost = with_two_attempts(root)
+    (lost.path / "data" / f"{lost.journals[0].writer}.00001.jsonl").unlink()
+    ran = cli("export", "resumed")
+    assert (ran.code, "attempt 1: no file of rank 0" in ran.err) == (Exit.IN_PART, True)
+    assert cli("export", "resumed", "--rank", "1").code == Exit.DONE
 
 
 def test_a_closed_pipe_and_an_ascii_locale_end_quietly(run: MadeRun, root: Path) -> None:

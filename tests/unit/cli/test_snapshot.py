@@ -13,7 +13,7 @@ import pytest
 from launchhelm.cli import Exit
 from launchhelm.store import media
 from launchhelm.store.layout import CONTROL, DATA, MEDIA, SUMS, SYNC, UNREADY
-from tests.support.cli_runs import MadeRun
+from tests.support.cli_runs import MadeRun, add_shards
 from tests.support.reading import tree
 from tests.support.runs import send
 from tests.unit.cli.conftest import Cli
@@ -95,6 +95,24 @@ def test_a_checkpoint_that_is_not_ready_yet_comes_along_where_the_next_attempt_l
     assert not (tmp_path / "copy" / MEDIA / ".new.5e6f7a8b").exists()
     assert cli("snapshot", "latest", str(tmp_path / "bare"), "--no-media").code == Exit.DONE
     assert not (tmp_path / "bare" / MEDIA / name).exists()
+
+
+def test_a_checkpoint_in_shards_is_copied_whole_and_its_missing_parts_are_named(
+    cli: Cli, root: Path, tmp_path: Path
+) -> None:
+    made = MadeRun(root, "sharded").train()
+    parts = add_shards(made)
+    ran = cli("snapshot", "sharded", str(tmp_path / "whole"))
+    assert (ran.code, ran.err) == (Exit.DONE, "")
+    assert "0.0 MB" not in ran.out and " kB; read back" in ran.out
+    copied = tmp_path / "whole" / "checkpoints" / parts.name
+    assert sorted(os.listdir(copied)) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+    assert all((copied / it.name).read_bytes() == it.read_bytes() for it in parts.iterdir())
+    assert cli("snapshot", "sharded", str(tmp_path / "bare"), "--no-media").code == Exit.DONE
+    assert not (tmp_path / "bare" / "checkpoints").exists()
+    (parts / "__0_0.distcp").unlink()
+    ran = cli("snapshot", "sharded", str(tmp_path / "less"))
+    assert (ran.code, "__0_0.distcp: No such file" in ran.err) == (Exit.IN_PART, True)
 
 
 @pytest.mark.parametrize("place", ["full", "file", "link", "inside", "around"])
