@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +28,7 @@ from launchhelm.torch import _checkpoint_payload as payloads
 from launchhelm.torch import _checkpoint_rates, _random_state
 from launchhelm.torch._built_in import BuiltIn
 from launchhelm.torch._checkpoint_file import copy_whole, discard, target_of
-from launchhelm.torch._checkpoint_vault import OWN, Vault
+from launchhelm.torch._checkpoint_vault import OWN, Ready, Vault
 from launchhelm.torch._collective import Links
 from launchhelm.torch._participant import RankFacts
 from launchhelm.torch._sharding import (
@@ -52,6 +53,9 @@ _WHOLE_HERE: Final = ("plain", "ddp")
 """Kinds of models of which every rank has the whole state."""
 
 _MOST_HISTORY: Final = 16
+
+_ID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""What `new_id` makes. A file of such a name can be given as "./NAME"."""
 
 
 class CheckpointError(LaunchHelmError):
@@ -322,10 +326,10 @@ class Checkpoints:
         others = self._others
         unchanged = "Nothing of this training was changed."
         with self._phase(LOADING), self._as_checkpoint_error("loaded", unchanged):
-            path, sha256 = self._located(source)
+            path, ready = self._located(source)
             with others.one_mind():
                 if self._facts.is_coordinator:
-                    payloads.require_whole(path, sha256)
+                    self._require_whole(path, ready)
                 payload = payloads.read(path, map_location=map_location)
                 own, why_not = payloads.random_of(
                     payload, self._facts.group_rank, self._facts.world_size
@@ -357,28 +361,43 @@ class Checkpoints:
                 if own is not None:
                     _random_state.restore(own)
             self.failure = None
-        self._tell(path, payload, why_not)
+        self._tell(str(path) if ready is None else ready.id, payload, why_not)
         extra = payload.get("extra")
         return int(payload["step"]), extra if isinstance(extra, dict) else {}
 
-    def _located(self, source: str | os.PathLike[str]) -> tuple[Path, str]:
-        """Return the file to read and the digest that it must have, "" where none is known."""
-        if source != LATEST:
-            return Path(source).absolute(), ""
-        found: tuple[str, str] | None = None
+    def _located(self, source: str | os.PathLike[str]) -> tuple[Path, Ready | None]:
+        """Return the file to read and, of the run's own, what is known of it."""
+        id_ = _id_in(source)
+        if source != LATEST and not id_:
+            return Path(source).absolute(), None
+        found: Ready | None = None
         with self._others.one_mind():
             if self._vault is not None:
-                found = self._vault.newest()
+                found = self._vault.find(id_) if id_ else self._vault.newest()
         if self._links is not None:
             found = self._links.gather_json(found)[0]
         if found is None:
             raise NotFound(
-                f"The run {self._run.name!r} has no checkpoint.",
+                f"The run {self._run.name!r} has no checkpoint{f' {id_}' * bool(id_)}.",
                 remedy="Save one with save_checkpoint(), or give the path of a file.",
             )
-        return media.path_of(self._run.directory, found[1]), found[1]
+        ready = Ready(*found)
+        return media.path_of(self._run.directory, ready.sha256), ready
 
-    def _tell(self, path: Path, payload: payloads.Payload, why_not: str) -> None:
+    def _require_whole(self, path: Path, ready: Ready | None) -> None:
+        """Read the file to its end; of a damaged one of the run say what there is instead."""
+        try:
+            payloads.require_whole(path, "" if ready is None else ready.sha256)
+        except payloads.Unreadable as error:
+            if ready is None or self._vault is None:
+                raise
+            good = self._vault.last_good()
+            instead = "no other of this run is whole"
+            if good is not None:
+                instead = f'the last good one loads with load_checkpoint("{good.id}")'
+            raise payloads.Unreadable(f"checkpoint {ready.id}: {error}; {instead}") from error
+
+    def _tell(self, name: str, payload: payloads.Payload, why_not: str) -> None:
         """Say what of this training the file does not have, and the other way round."""
         texts = [f"{why_not}."] if why_not else []
         watched = self._watched
@@ -389,7 +408,7 @@ class Checkpoints:
         if there - here:
             texts.append(f"Its {' and '.join(sorted(there - here))} is not watched: not restored.")
         for text in texts:
-            self._notice(f"Checkpoint {path.name[:16]} of step {payload['step']}: {text}")
+            self._notice(f"Checkpoint {name} of step {payload['step']}: {text}")
 
     # For both.
 
@@ -441,3 +460,8 @@ def _gone_on_failure(directory: Path | None) -> Iterator[None]:
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def _id_in(source: str | os.PathLike[str]) -> str:
+    """Return the id of a checkpoint if that is what was given, else ""."""
+    return source if isinstance(source, str) and _ID.fullmatch(source) else ""

@@ -16,12 +16,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from launchhelm._run_artifacts import OCTETS
+from launchhelm.errors import StorageError
 from launchhelm.run import Run
 from launchhelm.store import layout, media
 from launchhelm.store.reader import Reader
@@ -61,6 +63,13 @@ class Job:
     over: threading.Event = field(default_factory=threading.Event)
 
 
+class Ready(NamedTuple):
+    """A checkpoint that may be loaded: its id, and the digest that its file must have."""
+
+    id: str
+    sha256: str
+
+
 class _Stopped(Exception):
     """The run ends; what is left to do is the next attempt's."""
 
@@ -78,7 +87,7 @@ class Vault:
         self._notice = notice
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._newest: Job | None = None
-        self._ready: tuple[str, str] | None = None
+        self._ready: dict[str, Job] = {}
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._stop = False
@@ -119,32 +128,33 @@ class Vault:
             )
             self._thread.start()
 
-    def newest(self) -> tuple[str, str] | None:
-        """Return id and digest of the newest ready checkpoint; None when there is none.
+    def newest(self) -> Ready | None:
+        """Return the newest ready checkpoint; None when there is none.
 
         Waits for those that this process has saved. One that an earlier attempt could not make
         ready is made so now, if it is good.
         """
-        if self._newest is not None:
-            self._newest.over.wait()
-        if self._ready is not None:
-            return self._ready
-        ready: tuple[str, str] | None = None
-        begun: dict[str, Job] = {}
-        for record in Reader(self._run.directory, kinds=("art", "ev"), ranks=(0,)).poll():
-            body = record.body
-            id_ = str(body.get("id"))
-            if record.kind == "art" and body.get("format"):
-                begun.clear()  # What came before is older than one that is ready.
-                ready = (id_, str(body.get("sha256")))
-            elif body.get("type") == EVENT and body.get("state") == "failed":
-                begun.pop(id_, None)
-            elif body.get("type") == EVENT:
-                begun[id_] = self._left_behind(id_, record.step, body)
-        for job in reversed(begun.values()):
-            if self._finished(job):
-                return job.id, job.sha256
-        return ready or self._named_by_script()
+        for job in reversed(self._known().values()):
+            if job.sha256 or self._finished(job):
+                return Ready(job.id, job.sha256)
+        point = self._run.latest(METRIC)  # As the script has recorded by `run.checkpoint`.
+        return None if point is None else self._artifact(str(point["value"]))
+
+    def find(self, id_: str) -> Ready | None:
+        """Return the ready checkpoint of an id, as `newest` does; None when there is none."""
+        job = self._known().get(id_)
+        if job is None:
+            return self._artifact(id_)
+        return Ready(id_, job.sha256) if job.sha256 or self._finished(job) else None
+
+    def last_good(self) -> Ready | None:
+        """Return the newest ready checkpoint whose file is whole. Reads files to the end."""
+        for job in reversed(self._known().values()):
+            with suppress(Unreadable, StorageError):
+                if job.sha256:
+                    require_whole(media.path_of(self._run.directory, job.sha256), job.sha256)
+                    return Ready(job.id, job.sha256)
+        return None
 
     def finish(self, limit_s: float) -> None:
         """Wait for what is under way, then leave the rest to the next attempt."""
@@ -153,7 +163,7 @@ class Vault:
             return
         if not job.over.wait(max(0.0, limit_s)):
             self._notice(
-                f"The checkpoint of step {job.step} is on disk and was not verified before the end "
+                f"Checkpoint {job.id} of step {job.step} is on disk and was not verified before the end "
                 f'of the run. The next attempt does that in load_checkpoint("latest"): '
                 f"{job.path.name}."
             )
@@ -231,7 +241,7 @@ class Vault:
         self._run.recorder.append_urgent("art", body, step=job.step)
         self._run.recorder.append_urgent("m", {METRIC: job.id}, step=job.step)
         job.sha256 = stored.sha256
-        self._ready = (job.id, stored.sha256)
+        self._ready[job.id] = job
 
     def _give_up(self, job: Job, error: Exception) -> None:
         job.failed = (
@@ -241,10 +251,31 @@ class Vault:
         body = {"type": EVENT, "id": job.id, "state": "failed", "error": job.failed[:1000]}
         self._run.recorder.append_urgent("ev", body, step=job.step)
         self._notice(
-            f"The checkpoint of step {job.step} cannot be used and was removed: {job.failed}."
+            f"Checkpoint {job.id} of step {job.step} cannot be used and was removed: {job.failed}."
         )
 
-    # What an earlier attempt left.
+    # What is recorded, and what an earlier attempt left.
+
+    def _known(self) -> dict[str, Job]:
+        """Return what is ready and what may become so, oldest first.
+
+        Waits for those that this process has saved.
+        """
+        if self._newest is not None:
+            self._newest.over.wait()
+        known: dict[str, Job] = {}
+        for record in Reader(self._run.directory, kinds=("art", "ev"), ranks=(0,)).poll():
+            body = record.body
+            id_ = str(body.get("id"))
+            if record.kind == "art" and body.get("format"):
+                job = known.setdefault(id_, self._left_behind(id_, record.step, body))
+                job.sha256 = str(body.get("sha256"))
+            elif body.get("type") == EVENT and body.get("state") == "failed":
+                known.pop(id_, None)
+            elif body.get("type") == EVENT:
+                known[id_] = self._left_behind(id_, record.step, body)
+        # Those whose records are on their way to the file.
+        return {**known, **self._ready}
 
     def _left_behind(self, id_: str, step: int | None, body: Mapping[str, Any]) -> Job:
         # The name alone: whatever a record says, nothing outside of media/ is touched.
@@ -278,11 +309,8 @@ class Vault:
         self._make_ready(job)
         return bool(job.sha256)
 
-    def _named_by_script(self) -> tuple[str, str] | None:
-        """Return what the script has recorded by `run.checkpoint`, if anything."""
-        point = self._run.latest(METRIC)
-        if point is not None:
-            for record in Reader(self._run.directory, kinds=("art",)).poll():
-                if record.body.get("id") == point["value"]:
-                    return str(record.body["id"]), str(record.body.get("sha256"))
+    def _artifact(self, id_: str) -> Ready | None:
+        for record in Reader(self._run.directory, kinds=("art",)).poll():
+            if record.body.get("id") == id_:
+                return Ready(id_, str(record.body.get("sha256")))
         return None

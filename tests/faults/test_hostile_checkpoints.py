@@ -20,6 +20,7 @@ import torch
 from hypothesis import strategies
 
 import launchhelm.torch as lht
+from tests.support.journals import records
 
 Payload = dict[str, Any]
 
@@ -278,3 +279,31 @@ def test_latest_is_refused_once_its_file_was_changed(tmp_path: Path) -> None:
     with pytest.raises(lht.CheckpointError, match=file.name):
         job.trainer.load_checkpoint("latest")
     job.trainer.finish()
+
+
+def test_a_damaged_newest_names_the_last_good_one_which_loads(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    trainer, step = job.trainer, job.trainer.global_step
+    ids = [str(trainer.save_checkpoint(extra={"epoch": epoch})) for epoch in (2, 3, 4)]
+    trainer.finish(close_run=False)
+    media = trainer.run.directory / "media"
+    digests = {body["id"]: body["sha256"] for body in artifacts(trainer)}
+    os.truncate(media / digests[ids[2]], 1000)
+    (media / digests[ids[1]]).unlink()
+    again = lht.init("hostile", state_dir=tmp_path, resume=trainer.run.run_id)
+    again.watch(job.model, job.optimizer, job.scheduler)
+    for damaged in ("latest", ids[2], ids[1]):
+        with pytest.raises(lht.CheckpointError) as refused:
+            again.load_checkpoint(damaged)
+        assert f'the last good one loads with load_checkpoint("{ids[0]}")' in str(refused.value)
+    assert again.load_checkpoint(ids[0]) == {"epoch": 2}
+    assert again.global_step == step
+    for digest in digests.values():
+        (media / digest).unlink(missing_ok=True)
+    with pytest.raises(lht.CheckpointError, match="no other of this run is whole"):
+        again.load_checkpoint()
+    again.finish()
+
+
+def artifacts(trainer: lht.Trainer) -> list[dict[str, Any]]:
+    return [record.body for record in records(trainer.run.directory, "art")]

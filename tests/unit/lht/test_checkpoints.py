@@ -21,6 +21,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import launchhelm.torch as lht
+from launchhelm._ids import new_id
 from launchhelm.errors import NotFound
 from launchhelm.records import Command
 from launchhelm.store import inbox, layout
@@ -199,6 +200,12 @@ def test_what_only_one_side_has_is_told_and_left(
     other.run.flush(delivered=False)
     notices = [r.body["text"] for r in records(other.run.directory, "ev") if "text" in r.body]
     assert any("Its scheduler is not watched" in text for text in notices)
+    id_ = other.save_checkpoint()
+    other.watch(*make())
+    other.load_checkpoint()
+    other.run.flush(delivered=False)
+    notices = [r.body["text"] for r in records(other.run.directory, "ev") if "text" in r.body]
+    assert any(f"Checkpoint {id_} of step 0: It has no scheduler" in text for text in notices)
     other.finish()
 
 
@@ -393,6 +400,31 @@ def test_a_file_that_does_not_load_back_is_never_recorded(
     trainer.run.flush(delivered=False)
     assert len(records(trainer.run.directory, "art")) == 1
     assert len(kept_files(trainer)) == 1
+
+
+def test_a_checkpoint_loads_by_the_id_that_its_save_has_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = begin(tmp_path, make())
+    ids = []
+    for epoch in range(3):
+        trainer.step(epoch)
+        if epoch == 2:
+            monkeypatch.setattr(vaults.Vault, "_make_ready", lambda self, job: None)
+        ids.append(str(trainer.save_checkpoint(extra={"epoch": epoch})))
+    assert trainer.load_checkpoint(ids[0]) == {"epoch": 0}
+    trainer.finish(close_run=False)
+    monkeypatch.undo()
+    again = begin(tmp_path, make(), resume=trainer.run.run_id)
+    again.save_checkpoint(extra={"epoch": "newer"})
+    for epoch in (1, 2, 0):  # The last one is made ready now.
+        assert again.load_checkpoint(ids[epoch]) == {"epoch": epoch}
+        assert again.global_step == epoch
+    assert again.load_checkpoint() == {"epoch": "newer"}
+    unknown = new_id()
+    with pytest.raises(NotFound, match=unknown):
+        again.load_checkpoint(unknown)
+    again.finish()
 
 
 # Places.
