@@ -568,8 +568,10 @@ class Trainer:
         coordinator, which then records it. A sharded model is gathered on the coordinator.
 
         Args:
-            path: Also put a copy here, whole when this returns. It is yours.
-            extra: More to save: what loads with `weights_only=True`. The coordinator's counts.
+            path: Also put a copy here, whole when this returns. It is yours. Links are followed;
+                what is there and is no regular file is refused.
+            extra: More to save: a dict that loads with `weights_only=True`. The coordinator's
+                counts.
             sharded: For a model that does not fit one host: each rank writes its shards into
                 checkpoints/ of the run directory, which all ranks must see, and waits until they
                 are durable. The artifact holds all else, and names them. They are not synced.
@@ -595,15 +597,16 @@ class Trainer:
         With another number of ranks the random states are not restored, which is told.
 
         Args:
-            path_or_latest: A file that every rank sees, or "latest": the newest of this run, of any
-                attempt. One that is still being verified by this process is waited for.
+            path_or_latest: "latest": the newest of this run, of any attempt; the id of one, alike
+                on every rank; or a file that every rank sees. One that is still being verified by
+                this process is waited for.
             map_location: As for `torch.load`; default: the CPU.
 
         Returns:
             `extra` as it was saved; {} when it was no dict.
 
         Raises:
-            NotFound: "latest", and there is none; on every rank.
+            NotFound: "latest" or an id, and there is none; on every rank.
             CheckpointError: On every rank, when any of them could not read or restore it. Where
                 that was found out too late to leave the training as it was, `step` raises it again.
         """
