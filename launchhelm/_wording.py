@@ -7,6 +7,7 @@ The words "on all" appear in one place only, where every process of the group re
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ NO_NEWS_EXPLANATIONS: Final = (
     "this is a copy, or a cached view of another file system",
 )
 
+_REASON_WIDTH: Final = 80
+_SOURCE: Final = re.compile(r"\[/\S+:\d+\] ")
 _UNFINISHED: Final = {
     "gone": ("ended without an end record", "ended without an end record"),
     "silent": ("is silent without an end record", "are silent without an end record"),
@@ -575,6 +578,15 @@ def cut(text: str, width: int) -> str:
         return text
     head = width // 2
     return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+def short_reason(reason: str) -> str:
+    """Cut a reason to its beginning, without the place in a library's sources that some lead with.
+
+    For tables, and beside a reason that matters more.
+    """
+    said = plain(_SOURCE.sub("", reason))
+    return said if len(said) <= _REASON_WIDTH else f"{said[: _REASON_WIDTH - 1]}…"
 
 
 def listed(items: Iterable[str], *, empty: str = "none") -> str:

@@ -30,9 +30,6 @@ _HEAD: Final = (
 )
 _RIGHT: Final = ("RANK", "LOCAL", "PID", "WORLD", "STEP", "BEAT", "LAG", "STEP TIME", "WAIT")
 _NOTHING: Final = "-"
-_REASON_WIDTH: Final = 60
-"""Of a reason in a table, also where no terminal cuts it; --json has it whole."""
-
 _RANK_TONES: Final = {"silent": "bad", "missing": "bad", "late": "unknown", "behind": "unknown"}
 _RUN_TONES: Final = {"running": "good", "failed": "bad", "unreadable": "bad", "no news": "unknown"}
 
@@ -275,7 +272,7 @@ def _print_attempts(view: views.RunView, output: Output) -> None:
     for each in documents.attempt_documents(view):
         started = each["started_at"]
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started)) if started else None
-        reason = _wording.cut(_wording.plain(each["reason"]), _REASON_WIDTH)
+        reason = _wording.short_reason(each["reason"] or "")
         end = " ".join(part for part in (each["end"], reason) if part)
         cells = [each["attempt"], clock, each["host"], each["world_size"], each["ranks_seen"]]
         cells += [_wording.step_text(each["first_step"]), _wording.step_text(each["last_step"])]

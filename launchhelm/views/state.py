@@ -36,7 +36,6 @@ _UNNAMED: Final = {
     "terminated": "a signal",
     "interrupted": "an interrupt",
 }
-_REASON_WIDTH: Final = 80
 _ORDER: Final = ("silent", "late", "behind", "missing", "ended", "starting")
 
 
@@ -135,7 +134,7 @@ def _over(rows: Sequence[ParticipantView], created_at: float) -> RunState | None
         others = [row for row in bad if row.end in ("error", "failed")]
         if first.end == "gone" and others:
             other = _cause(others)
-            text += f"; then rank {other.rank}: {_short(_reason(other))}"
+            text += f"; then rank {other.rank}: {_wording.short_reason(_reason(other))}"
         return RunState("failed", text)
     if not coordinators and not all_ended:
         return None
@@ -149,10 +148,6 @@ def _over(rows: Sequence[ParticipantView], created_at: float) -> RunState | None
 
 def _reason(row: ParticipantView) -> str:
     return row.reason or _UNNAMED.get(row.end, row.end)
-
-
-def _short(reason: str) -> str:
-    return _wording.cut(_wording.plain(reason), _REASON_WIDTH)
 
 
 def _cause(ended: Sequence[ParticipantView]) -> ParticipantView:
