@@ -92,6 +92,10 @@ def run_state(
     seen = len({row.rank for row in rows}) if seen is None else seen
     over = _over(rows, created_at)
     if over is not None:
+        endless = sorted({row.rank for row in rows if not row.end})
+        if is_copy and over.word == "failed" and endless:
+            text = f"{over.text}; {_wording.ranks_text(endless)} without an end record in this copy"
+            return RunState("failed", text)
         return over
     front = max((row.step for row in rows if row.step is not None), default=None)
     if is_copy:

@@ -417,6 +417,25 @@ def test_a_snapshot_of_a_run_that_ended_says_how(tmp_path: Path, clock: FakeCloc
     assert views.open_run(tmp_path / "copy", clock=clock).state.text == "finished after 15 s"
 
 
+def test_a_snapshot_of_a_failed_run_names_the_ranks_of_which_it_has_no_end(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    run = RunBuilder(tmp_path / "runs", world_size=2)
+    (victim,) = started(run, 1)
+    gone = run.writer(1, **dead_process())
+    gone.beat(10)
+    gone.flush()
+    victim.close("error", "RuntimeError: gloo", step=11)
+    victim.flush()
+    snapshot.take(run.directory, tmp_path / "copies" / "copy", sleep=lambda _: None)
+    text = (
+        "failed on rank 0 at step 11: RuntimeError: gloo; rank 1 without an end record in this copy"
+    )
+    view = views.open_run(tmp_path / "copies" / "copy", clock=clock)
+    assert view.state.text == text
+    assert views.runs(tmp_path / "copies", clock=clock)[0].state.text == text
+
+
 def test_a_finished_run_names_the_rank_that_died(tmp_path: Path, clock: FakeClock) -> None:
     run = RunBuilder(tmp_path, world_size=4)
     first, second, _ = started(run, 3)
