@@ -13,7 +13,7 @@ from launchhelm import _run_metadata as metadata
 from launchhelm import views
 from launchhelm.doctor.finding import Finding, listed
 from launchhelm.errors import LaunchHelmError
-from launchhelm.store import journal, layout, media
+from launchhelm.store import journal, layout, media, sums
 from launchhelm.store.layout import SegmentName
 from launchhelm.store.reader import LOST, PATIENCE_S, Reader, list_segments
 from launchhelm.views import whole
@@ -266,6 +266,7 @@ def _whole(run: views.RunView) -> list[Finding]:
             happened = f"{what}: {sum(gap.last - gap.first + 1 for gap in gaps):,}."
             remedy = "Look for a copy, or on the server that it was synced to."
             found.append(Finding("damaged", level, about, happened, said, remedy))
+    found += _altered(directory)
     for writer, number in reader.holes.items():
         found.append(
             Finding(
@@ -278,6 +279,29 @@ def _whole(run: views.RunView) -> list[Finding]:
             )
         )
     return [*found, *_files(directory, named)]
+
+
+def _altered(directory: Path) -> Iterator[Finding]:
+    """Find sealed values that are not those of which the segment keeps sums."""
+    for writer, files in list_segments(directory).items():
+        for number in sorted(number for number, forms in files.items() if True in forms):
+            name = str(SegmentName(writer, number, sealed=True))
+            try:
+                names = sums.altered(directory / layout.DATA / name)
+            except LaunchHelmError as error:
+                yield unreadable(directory, error.message)
+                continue
+            except OSError:
+                continue  # The reader has said it.
+            if names:
+                yield Finding(
+                    "damaged",
+                    "error",
+                    str(directory / layout.DATA / name),
+                    "Values, steps or names in it were changed after it was sealed.",
+                    f"They do not agree with its own sums: {listed(names)}.",
+                    "Look for a copy, or on the server that it was synced to.",
+                )
 
 
 def _files(directory: Path, named: Mapping[str, Named]) -> Iterator[Finding]:

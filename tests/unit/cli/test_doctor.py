@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -158,6 +159,20 @@ def test_a_file_that_a_run_names_and_that_is_gone_or_changed_is_told(
     assert found["happened"] == "2 of 3 files that the run names are missing or damaged."
     assert "weights': No such file" in found["evidence"]
     assert "tokens': is damaged" in found["evidence"]
+
+
+def test_a_value_that_was_changed_in_a_sealed_segment_is_told(cli: Cli, root: Path) -> None:
+    with launchhelm.init("p", state_dir=root) as run:
+        run.log({"train/loss": 2.25})
+    (segment,) = (run.directory / "data").glob("*.db")
+    assert findings(cli, run.run_id) == {}
+    data = segment.read_bytes()
+    segment.chmod(0o600)
+    segment.write_bytes(data.replace(struct.pack(">d", 2.25), struct.pack(">d", 2.5), 1))
+    found = findings(cli, run.run_id)["damaged"]
+    assert (found["level"], found["about"]) == ("error", str(segment))
+    assert found["evidence"].endswith("sums: train/loss.")
+    assert cli("doctor", run.run_id).code == Exit.PROBLEMS_FOUND
 
 
 def test_an_attempt_of_which_a_process_lost_its_files_is_told(cli: Cli, root: Path) -> None:

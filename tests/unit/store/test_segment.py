@@ -20,6 +20,7 @@ from launchhelm.records import Record
 from launchhelm.store import segment as module
 from launchhelm.store.connection import open_sealed
 from launchhelm.store.segment import seal, sealed_points, sealed_records
+from launchhelm.store.sums import altered
 from launchhelm.store.writer import JournalWriter
 from tests.support.storage import OPENING, WRITER, FaultyOs, journal_records
 
@@ -87,6 +88,7 @@ def test_a_sealed_segment_says_what_its_journal_said(
     before = said(journal_records(journal))
     sealed = seal(journal)
     assert said(list(sealed_records(sealed))) == before
+    assert altered(sealed) == []
     assert not journal.exists()
 
 
