@@ -14,6 +14,7 @@ const HEIGHT = 190;
 const DASHES = { solid: [], dashed: [8, 4], dotted: [2, 3], mixed: [8, 3, 2, 3] };
 const FONT = "11px system-ui, sans-serif";
 const MOST_LABELS = 12;
+const FEW_POINTS = 40; // So few are drawn as points too; a line needs two.
 
 export const axisText = (axis, value) => {
   if (axis === "wall") return time(value);
@@ -143,7 +144,7 @@ class Chart extends HTMLElement {
         width: one.faint ? 0.75 : 1.75,
         alpha: one.faint ? 0.45 : 1,
         dash: DASHES[one.dash] ?? [],
-        points: { show: (plot, at, from, to) => to - from < 40 && !one.faint, size: 4 },
+        points: { show: (plot, at) => !one.faint && this.given.series[at - 1].x.length < FEW_POINTS, size: 4 },
       }))],
       bands: data.series.flatMap((one, at) => one.bandOf === undefined ? [] : [{ series: [at + 1, one.bandOf + 1], fill: `${palette.series(one.color ?? 0)}22` }]),
       hooks: {
