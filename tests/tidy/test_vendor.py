@@ -23,7 +23,9 @@ def _packages() -> list[dict[str, Any]]:
 
 
 def test_vendored_files_are_those_whose_hashes_are_written_down() -> None:
-    written = {name: digest for package in _packages() for name, digest in package["sha256"].items()}
+    written = {
+        name: digest for package in _packages() for name, digest in package["sha256"].items()
+    }
     present = {
         path.relative_to(VENDOR).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in VENDOR.rglob("*")
@@ -54,5 +56,4 @@ def test_the_page_has_no_script_or_style_in_the_markup() -> None:
     page = (STATIC / "index.html").read_text(encoding="utf-8")
 
     assert re.findall(r"<script[^>]*>", page)
-    assert all(re.search(r"<script[^>]*>\s*</script>", page) for _ in [page])
     assert not re.search(r"<script[^>]*>\s*[^<\s]", page)
