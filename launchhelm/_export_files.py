@@ -56,6 +56,27 @@ def form_of(format: str, file: BinaryIO, columns: Sequence[Column]) -> Form:
 
 
 @contextmanager
+def piped(file: BinaryIO) -> Iterator[BinaryIO]:
+    """Write to a stream that is open already; all is written on return.
+
+    Raises:
+        BrokenPipeError: Nobody reads it any more.
+        StorageError: It could not be written.
+    """
+    try:
+        yield file
+        file.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"stdout cannot be written: {error.strerror or error}.",
+            kept="The run was only read.",
+            remedy="Make room where stdout leads, or name a place with --out.",
+        ) from error
+
+
+@contextmanager
 def placed(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes its name only when it is complete, and replaces another one then.
 
@@ -64,12 +85,13 @@ def placed(path: Path) -> Iterator[BinaryIO]:
     Raises:
         StorageError: It could not be written. Nothing of it is left, and what was there before is.
     """
-    path = Path(os.path.realpath(path))
     try:
+        # Before the link is followed: /dev/stdout leads to a pipe that has no name.
         if path.exists() and not path.is_file():
             with open(path, "wb") as file:
                 yield file
             return
+        path = Path(os.path.realpath(path))
         hidden = path.parent / layout.hidden_name(path.name)
         try:
             with open(hidden, "xb") as file:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple  # Any: a cell, or the JSON of a record.
 
+from launchhelm import _wording
 from launchhelm.errors import StorageError
 from launchhelm.records import MetricValue, Record, WriterId
 from launchhelm.store import journal
@@ -28,6 +29,7 @@ from launchhelm.views.fold import whole_body
 Row = tuple[Any, ...]
 
 METRICS: Final = "metrics"
+_NAMED_METRICS: Final = 12
 _VALUES_AT_ONCE: Final = 50_000
 _RECORDS_AT_ONCE: Final = 4096
 _POLL_S: Final = 0.2
@@ -263,6 +265,30 @@ class Export:
             if gap.why in LOST
         ]
         self.problems.update(dict.fromkeys([*reader.problems, *lost]))
+
+
+def unmatched(view: RunView, ranks: Collection[int] | None, pattern: str) -> list[str]:
+    """Name the ranks and metrics there are, where those asked for are not among them."""
+    said = []
+    seen = {writer.rank for writer in list_segments(view.directory)}
+    if unseen := sorted(set(ranks or ()) - seen) if seen else []:
+        there = _wording.ranks_text(sorted(seen))
+        said.append(f"{_wording.ranks_text(unseen)}: not seen in this run; there is {there}")
+    elif pattern != "*":
+        own = (
+            names
+            for writer, names in view.kinds_by_writer().items()
+            if ranks is None or writer.rank in ranks
+        )
+        names = sorted(set().union(*own))
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            more = len(names) - _NAMED_METRICS
+            there = _wording.listed(names[:_NAMED_METRICS]) + (
+                f" and {more:,} more" if more > 0 else ""
+            )
+            whose = f" of {_wording.ranks_text(sorted(ranks))}" if ranks else ""
+            said.append(f"no metric{whose} fits {pattern!r}; there is {there}")
+    return said
 
 
 _OF_COMMAND: Final = (

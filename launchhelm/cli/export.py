@@ -10,10 +10,11 @@ from typing import Any, BinaryIO, Final  # Any: JSON.
 
 from launchhelm import _wording
 from launchhelm import export as exports
-from launchhelm._export_files import FORMATS, form_of, placed
+from launchhelm._export_files import FORMATS, form_of, piped, placed
 from launchhelm.cli import selection
 from launchhelm.cli._exit import Exit, UsageError
-from launchhelm.cli.output import Output
+from launchhelm.cli.output import Output, quiet_after_closed_pipe
+from launchhelm.errors import StorageError
 
 DESCRIPTION = """Write a run as tables for other programs: its metrics, or what --tables names.
 Values stand there exactly as logged, of every attempt; a file appears when it is whole."""
@@ -65,16 +66,21 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError("Several tables need an existing directory: --out DIR.")
     if format == "parquet" and arguments.out == STDOUT:
         raise UsageError("Parquet goes to a file: --out FILE.parquet.")
-    export = exports.Export(selection.select(arguments), pattern=arguments.metrics, ranks=ranks)
+    view = selection.select(arguments)
+    export = exports.Export(view, pattern=arguments.metrics, ranks=ranks)
     for name in names:
         path = out / f"{name}.{format}" if into_directory else out
         table = export.table(name, wide=arguments.wide and name == exports.METRICS)
         if arguments.out == STDOUT:
-            _write(table, format, output.stdout.buffer, output)
+            _write_out(table, format, output)
             continue
         with placed(path) as file:
             rows = _write(table, format, file, output)
         _report(name, path, rows, output)
+    if names != ["run"]:
+        pattern = arguments.metrics if exports.METRICS in names else "*"
+        for sentence in exports.unmatched(view, ranks, pattern):
+            output.say(f"launchhelm: {sentence}")
     for problem in export.problems:
         output.say(f"launchhelm: {_wording.plain(problem)}")
     return Exit.IN_PART if export.problems else Exit.DONE
@@ -95,6 +101,15 @@ def _write(table: exports.Table, format: str, file: BinaryIO, output: Output) ->
             output.say(f"{table.name}: {count:,} rows so far")
     form.close()
     return count
+
+
+def _write_out(table: exports.Table, format: str, output: Output) -> None:
+    try:
+        with piped(output.stdout.buffer) as file:
+            _write(table, format, file, output)
+    except StorageError:
+        quiet_after_closed_pipe()  # What stays in the buffer would be tried again at exit.
+        raise
 
 
 def _report(name: str, path: Path, rows: int, output: Output) -> None:

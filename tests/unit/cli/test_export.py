@@ -174,6 +174,43 @@ def test_a_device_is_written_and_stays_what_it_is(cli: Cli, run: MadeRun) -> Non
     assert not Path("/dev/null").is_file()
 
 
+def test_ranks_and_metrics_that_are_not_there_are_answered_with_those_that_are(
+    cli: Cli, run: MadeRun
+) -> None:
+    ran = cli("export", "--rank", "7")
+    assert ran.code == Exit.DONE
+    assert ran.err == "launchhelm: rank 7: not seen in this run; there is ranks 0-1\n"
+    ran = cli("export", "--metrics", "val/*", "--rank", "1")
+    assert ran.code == Exit.DONE
+    assert ran.err == "launchhelm: no metric of rank 1 fits 'val/*'; there is of_rank_1\n"
+    assert "of_rank_1, optim/lr/group0" in cli("export", "--metrics", "val/*").err
+    assert cli("export", "--metrics", "of_*", "--rank", "0,1").err == ""
+
+
+def test_a_full_stdout_is_named_and_a_pipe_named_as_a_file_is_written(
+    run: MadeRun, root: Path
+) -> None:
+    def export_to(rest: str) -> subprocess.CompletedProcess[str]:
+        command = f"{sys.executable} -m launchhelm export --root {root} {rest}"
+        return subprocess.run(
+            ["bash", "-c", f"set -o pipefail; {command}"],
+            capture_output=True,
+            text=True,
+            env={"PYTHONPATH": str(Path.cwd())},
+            timeout=60,
+        )
+
+    full = export_to("> /dev/full")
+    said = full.stderr.splitlines()
+    assert said[0] == "launchhelm: stdout cannot be written: No space left on device."
+    assert (full.returncode, len(said)) == (Exit.FAILURE, 3)
+    for step in range(3000):
+        run.journals[0].add("m", {"loss": step}, step=step)
+    piped = export_to("--out /dev/stdout | head -n 3")
+    assert (piped.returncode, piped.stderr) == (0, "")
+    assert len(piped.stdout.splitlines()) == 3
+
+
 def test_a_run_that_lost_records_exports_the_rest_and_names_them(cli: Cli, root: Path) -> None:
     run = MadeRun(root)
     for step in range(3):
