@@ -38,11 +38,13 @@ class Image(Medium):
 
     Raises:
         TypeError: Another source, for example a list.
-        ValueError: Another shape or dtype, no or an unknown type, no bytes or more than 16 MiB.
+        ValueError: Another shape or dtype, no type, an unknown one or one that is no image; no
+            bytes or more than 16 MiB.
         OSError: The file cannot be read.
     """
 
     renderer: ClassVar[str] = "media"
+    family: ClassVar[str] = "image"
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class Image(Medium):
     ) -> None:
         facts: Item = {}
         if isinstance(source, str | bytes | bytearray | memoryview | os.PathLike):
-            data, media_type = content_of(source, media_type, "Image")
+            data, media_type = content_of(source, media_type, "Image", self.family)
         else:
             data, facts["width"], facts["height"] = _encoded(source)
             media_type = PNG

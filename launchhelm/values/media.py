@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from launchhelm.values.base import PendingBlob, RichValue, captioned, checked_text
+from launchhelm.values.looks import warn_of_another
 
 Item: TypeAlias = dict[str, Any]  # Any: JSON.
 
@@ -48,16 +49,20 @@ class Medium(RichValue):
 
     Args:
         source: A path, or the content.
-        media_type: One of MEDIA_TYPES; by default what the path's suffix says.
+        media_type: One of MEDIA_TYPES, of the same family as the class; by default what the path's
+            suffix says. Bytes that look like another one are kept, and warned of once.
         caption: 1 to 256 characters.
 
     Raises:
         TypeError: Another source.
-        ValueError: No or an unknown type, no bytes or more than 16 MiB, a bad caption.
+        ValueError: No type, an unknown one or one of another family; no bytes or more than 16 MiB;
+            a bad caption.
         OSError: The file cannot be read.
     """
 
     renderer: ClassVar[str] = "media"
+    family: ClassVar[str] = ""
+    """How its types begin: image, audio, video; "" takes all."""
 
     def __init__(
         self,
@@ -66,7 +71,7 @@ class Medium(RichValue):
         media_type: str | None = None,
         caption: str | None = None,
     ) -> None:
-        data, media_type = content_of(source, media_type, type(self).__name__)
+        data, media_type = content_of(source, media_type, type(self).__name__, self.family)
         self._take(data, media_type, {}, caption)
 
     def _take(self, data: bytes, media_type: str, facts: Item, caption: str | None) -> None:
@@ -90,9 +95,13 @@ class Medium(RichValue):
 class Audio(Medium):
     """A sound: WAV, MP3, Ogg, FLAC or WebM, as a path or bytes; samples in an array are refused."""
 
+    family = "audio"
+
 
 class Video(Medium):
     """A film: MP4 or WebM, as a path or bytes; frames in an array are refused."""
+
+    family = "video"
 
 
 class MediaGrid(RichValue):
@@ -252,12 +261,21 @@ def artifact_of(item: Mapping[str, Any]) -> str:
     return id_ if isinstance(id_, str) else ""
 
 
-def content_of(source: object, media_type: str | None, what: str) -> tuple[bytes, str]:
-    """Return bytes and type of a path or of bytes."""
+def content_of(
+    source: object, media_type: str | None, what: str, family: str = ""
+) -> tuple[bytes, str]:
+    """Return bytes and type of a path or of bytes; raises as `Medium` does."""
+    if media_type is not None:
+        checked_type(media_type)
+        if family and not media_type.startswith(family + "/"):
+            other = media_type.partition("/")[0]
+            raise ValueError(
+                f"{what} takes a media_type of {family}/, got {media_type!r}: "
+                f"log it with Run.{other}() or {other.title()}, or give the type that it has."
+            )
     if isinstance(source, bytes | bytearray | memoryview):
         if media_type is None:
             raise ValueError("Bytes do not say what they are; give media_type.")
-        checked_type(media_type)
         # A larger one is not copied to be refused.
         size = memoryview(source).nbytes
         data = bytes(source) if size <= MAX_MEDIA_BYTES else b""
@@ -270,7 +288,6 @@ def content_of(source: object, media_type: str | None, what: str) -> tuple[bytes
                     f"The suffix {path.suffix!r} says no type that is known; give media_type, or "
                     "keep the file with Run.artifact()."
                 )
-        checked_type(media_type)
         data = _file_bytes(path)
         size = len(data)
     else:
@@ -280,6 +297,7 @@ def content_of(source: object, media_type: str | None, what: str) -> tuple[bytes
             f"A medium has 1 byte to {MAX_MEDIA_BYTES >> 20} MiB"
             + ("." if not size else "; scale it down, or keep the file with Run.artifact().")
         )
+    warn_of_another(data, media_type)
     return data, media_type
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -188,7 +187,8 @@ def _compiled(
             cell = _plain(given)
             if isinstance(cell, Medium):
                 blobs += cell.blobs()
-            if isinstance(cell, float) and type_ == "number" and not _is_inside(cell):
+            word = _word(cell)
+            if word in ("integer", "number") and _fits(word, type_) and not _is_inside(cell):
                 cell, left_out = None, left_out + 1
             cells.append(None if cell is None else _checked(cell, name, type_))
         compiled.append(cells)
@@ -198,16 +198,18 @@ def _compiled(
 def _checked(cell: Any, name: str, type_: str) -> Any:
     """Return a cell as its column has it."""
     word = _word(cell)
-    if word != type_ and not (word == "integer" and type_ == "number"):
+    if not _fits(word, type_):
         raise ValueError(f"The column {name!r} holds {type_} cells, got {cell!r:.80}.")
     if type_ == "media":
         return checked_item(cell)
     if type_ == "string":
         return checked_text(cell, f"A cell of {name!r}", MAX_CELL_CHARS)
-    if word == "integer" and not _is_inside(cell):
-        raise ValueError(f"{cell} in {name!r} is beyond 2^53, where JSON readers round: use str().")
     return cell
 
 
+def _fits(word: str, type_: str) -> bool:
+    return word == type_ or (word == "integer" and type_ == "number")
+
+
 def _is_inside(number: float) -> bool:
-    return math.isfinite(number) and -MAX_NUMBER <= number <= MAX_NUMBER
+    return -MAX_NUMBER <= number <= MAX_NUMBER  # False of NaN.

@@ -18,6 +18,8 @@ from hypothesis.extra import numpy as arrays
 
 from launchhelm import Audio, Image, Text, Video
 from launchhelm.rich import MediaGrid, RichValue, encode_png, media_url
+from launchhelm.values import looks
+from launchhelm.values.media import Medium
 
 PIXELS = numpy.linspace(0, 1, 4 * 6 * 3).reshape(4, 6, 3)
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -117,9 +119,49 @@ def test_bytes_and_files_are_taken_as_they_are(kind: type, tmp_path: Path) -> No
     medium = kind(str(path))
     path.unlink()
     assert medium.value() == expected
-    assert kind(bytearray(b"content"), media_type="audio/ogg").value() == expected
     (blob,) = medium.blobs()
     assert (blob.hash, blob.media_type, blob.data) == (digest, "audio/ogg", b"content")
+    typed = f"{kind.family}/web{'p' if kind is Image else 'm'}"
+    (blob,) = kind(bytearray(b"content"), media_type=typed).blobs()
+    assert (blob.hash, blob.media_type, blob.data) == (digest, typed, b"content")
+
+
+def test_a_type_of_another_family_is_refused_with_the_method_to_call() -> None:
+    for kind, media_type, fix in (
+        (Image, "audio/wav", r"Run\.audio\(\)"),
+        (Audio, "image/png", r"Run\.image\(\)"),
+        (Video, "audio/webm", r"Run\.audio\(\)"),
+    ):
+        with pytest.raises(ValueError, match=fix):
+            kind(b"x", media_type=media_type)
+
+
+def test_bytes_that_look_like_another_type_are_kept_and_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(looks, "_warned", set())
+    heads = {
+        "image/png": PNG,
+        "image/jpeg": b"\xff\xd8\xff\xe0",
+        "image/gif": b"GIF89a",
+        "image/webp": b"RIFF\n\0\0\0WEBP",
+        "audio/wav": b"RIFF\n\0\0\0WAVE",
+        "video/mp4": b"\0\0\0\x18ftypisom",
+    }
+    for media_type, head in heads.items():
+        Medium(head, media_type=media_type)
+    Medium(b"\0\0\0\x18ftypavif", media_type="image/avif")
+    Medium(b"\0\0\0\x08moov", media_type="video/mp4")
+    Medium(b"abc", media_type="audio/mpeg")
+    assert caplog.messages == []
+    for _ in range(2):
+        assert Image(b"abc", media_type="image/png").blobs()[0].data == b"abc"
+    (said,) = caplog.messages
+    assert "does not begin as such files do" in said
+    for number, (name, head) in enumerate(heads.items(), 1):
+        assert Medium(head, media_type="audio/flac").blobs()[0].data == head
+        assert f"looks like {name}" in caplog.messages[-1]
+        assert len(caplog.records) == 1 + number
 
 
 def test_a_file_that_is_none_is_an_os_error_and_nobody_waits_for_it(tmp_path: Path) -> None:
