@@ -103,12 +103,7 @@ class Artifacts:
                 )
             if first is not document:
                 return first
-        # Never given up, and in this order: whoever meets the id as a value knows what it means.
-        self.recorder.append_urgent("art", body, step=place, axes=coordinates or None)
-        if name:
-            self.recorder.append_urgent(
-                "m", {name: document.id}, step=place, axes=coordinates or None
-            )
+        self._record_artifact(body, name, place, coordinates)
         return document
 
     def checkpoint(
@@ -125,6 +120,33 @@ class Artifacts:
             OSError, StorageError, LaunchHelmError, TypeError, ValueError: As `artifact`.
         """
         return self.artifact(path, step=step, name=name, **axes)
+
+    def keep_stored(self, stored: media.Stored, *, step: int, name: str, media_type: str) -> None:
+        """Record as an artifact what is in media/ already, with its id as a point of `name`.
+
+        Raises:
+            TypeError, ValueError: The metric is bad, or holds no texts.
+        """
+        self._require_text_metric(name)
+        body = {
+            "id": new_id(),
+            "name": name,
+            "media_type": media_type,
+            "size": stored.size,
+            "sha256": stored.sha256,
+            "purpose": "general",
+        }
+        self._record_artifact(body, name, step, {})
+
+    def _record_artifact(
+        self, body: dict[str, Any], name: str | None, step: int, coordinates: dict[str, str]
+    ) -> None:
+        # Never given up, and in this order: whoever meets the id as a value knows what it means.
+        self.recorder.append_urgent("art", body, step=step, axes=coordinates or None)
+        if name:
+            self.recorder.append_urgent(
+                "m", {name: body["id"]}, step=step, axes=coordinates or None
+            )
 
     def _captured_bytes(self, source: Source) -> media.Stored:
         chunks = _chunks(source)

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,14 +47,22 @@ def path_of(run_directory: Path, sha256: str) -> Path:
     return run_directory / layout.MEDIA / sha256
 
 
-def put(run_directory: Path, chunks: Iterable[bytes]) -> Stored:
+def put(
+    run_directory: Path,
+    chunks: Iterable[bytes],
+    *,
+    before_rename: Callable[[], object] = lambda: None,
+) -> Stored:
     """Store bytes under their digest: hidden, synced, renamed. Durable on return.
 
     A file that is there already is replaced by the same bytes, which heals a damaged one.
 
+    Args:
+        before_rename: Called when all bytes are written and synced, and still hidden.
+
     Raises:
-        OSError: They could not be stored, and nothing of them is left behind. What `chunks` raises
-            comes through, with the same effect.
+        OSError: They could not be stored, and nothing of them is left behind. What `chunks` and
+            `before_rename` raise comes through, with the same effect.
     """
     directory = run_directory / layout.MEDIA
     directory.mkdir(exist_ok=True)
@@ -67,6 +75,7 @@ def put(run_directory: Path, chunks: Iterable[bytes]) -> Stored:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        before_rename()
         os.rename(hidden, directory / stored.sha256)
     except BaseException:
         with suppress(OSError):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +20,6 @@ __all__ = ["DEFAULT_CONTROLS", "Recording"]
 
 END_S: Final = 10.0
 """What the end of a training may take: copies of checkpoints first, then the records."""
-COPY_S: Final = 7.0
 
 
 class Recording:
@@ -38,6 +36,7 @@ class Recording:
 
     Attributes:
         trainer: None while nothing is trained.
+        before_failure: Called when a training ends that did not come to its own end.
     """
 
     def __init__(
@@ -58,6 +57,7 @@ class Recording:
         if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 1:
             raise ValueError(f"log_every must be an integer of at least 1, got {log_every!r}.")
         self.trainer: Trainer | None = None
+        self.before_failure: Callable[[], object] = lambda: None
         self.project = project
         self.name = name
         self.config = dict(config or {})
@@ -123,21 +123,22 @@ class Recording:
             self._archive.keep(Path(path).resolve(), step=step)
 
     def finish(self) -> None:
-        """End the run well. What is not copied within COPY_S stays where the framework wrote it."""
+        """End the run well."""
         trainer = self.trainer
         if trainer is None:
             return
-        begun = time.monotonic()
-        if self._archive is not None:
-            self._archive.wait(COPY_S)
         self._close()
-        trainer.finish(timeout=END_S - (time.monotonic() - begun))
+        trainer.finish(timeout=END_S)
 
     def fail(self, state: str, reason: str) -> None:
         """End the run as it went. It stays open, for an attempt that resumes it."""
         trainer = self.trainer
         if trainer is None:
             return
+        try:
+            self.before_failure()
+        except Exception as error:  # Protects the record of the end.
+            trainer.run.fault("checkpoints", error)
         self._close()
         trainer._reason = reason or state
         trainer.run.finish(close_run=False, state=state, reason=reason)

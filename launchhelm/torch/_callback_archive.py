@@ -3,6 +3,9 @@
 `keep`, on the thread that trains, only opens the files. So the framework may delete them as soon
 as it likes: what is open can still be read. A directory becomes one tar. What cannot be copied is
 said in the run and left where the framework put it.
+
+The end of the run waits for the copies, however it comes, for COPY_S at most. A copy is recorded
+before that end or leaves nothing behind: who first takes the lock of the two decides.
 """
 
 from __future__ import annotations
@@ -15,15 +18,22 @@ import tarfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 from launchhelm.run import Run
+from launchhelm.store import media
 
 MAX_FILES: Final = 512
 """Of one checkpoint; each is an open file until it is copied."""
 SPARE: Final = 3
 """A copy is made while the disk has room for so many: the next checkpoint must not miss it."""
+
+COPY_S: Final = 7.0
+"""What the end of a run waits for its copies."""
+RECORDS_S: Final = 3.0
+"""What of its time the end of a run needs for the records, after them."""
 
 _CHUNK_BYTES: Final = 1 << 20
 _log = logging.getLogger("launchhelm")
@@ -40,6 +50,8 @@ class Archive:
         self._name = name
         self._turn = threading.Lock()
         self._threads: dict[threading.Thread, Path] = {}
+        self._recording = threading.Lock()
+        """Held from where a copy is certain to be recorded until it is."""
         self._is_closed = False
         run.before_finish(self.close)
 
@@ -70,8 +82,12 @@ class Archive:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
-        """Give up what is not copied yet, and say so."""
+        """Wait for the copies while the run's end has time; give up the rest, and say so."""
+        self.wait(min(COPY_S, self._run.finish_left_s - RECORDS_S))
+        is_certain = self._recording.acquire(timeout=min(1.0, max(0.0, self._run.finish_left_s)))
         self._is_closed = True
+        if is_certain:
+            self._recording.release()
         for thread, path in self._threads.items():
             if thread.is_alive():
                 self._say(path, "the run ended before that")
@@ -84,9 +100,13 @@ class Archive:
                     self._say(held.path, f"only {free >> 20:,} MiB are free for the run")
                     return
                 kind = "application/x-tar" if held.is_directory else "application/octet-stream"
-                self._run.artifact(
-                    self._unless_closed(held.chunks()), step=step, name=self._name, media_type=kind
-                )
+                with ExitStack() as held_for_record:
+                    stored = media.put(
+                        self._run.directory,
+                        self._unless_closed(held.chunks()),
+                        before_rename=lambda: self._claim(held_for_record),
+                    )
+                    self._run.keep_stored(stored, step=step, name=self._name, media_type=kind)
         except _Closed:
             pass  # Said by close().
         except Exception as error:  # Protects the training: the thread ends, and says why.
@@ -99,6 +119,11 @@ class Archive:
             if self._is_closed:
                 raise _Closed
             yield chunk
+
+    def _claim(self, until_recorded: ExitStack) -> None:
+        until_recorded.enter_context(self._recording)
+        if self._is_closed:
+            raise _Closed
 
     def _say(self, path: Path, why: str) -> None:
         text = f"{path} was not copied into the run: {why}. It is left where it is."

@@ -36,8 +36,9 @@ class LaunchHelmCallback(transformers.TrainerCallback):  # type: ignore[misc]
         project: Default: the name of the run.
         name: Of the run; default: `args.run_name`, else "hf".
         config: Recorded beside the training arguments.
-        controls: What may be changed live. `grad_clip` sets `args.max_grad_norm`; `checkpoint` lets
-            the Trainer save; `stop` ends the training as `should_training_stop` does.
+        controls: All that may be changed live, in the place of the default. `grad_clip` sets
+            `args.max_grad_norm`; `checkpoint` lets the Trainer save; `stop` ends the training as
+            `should_training_stop` does.
         log_every: Log rates, weight decay and step time at steps that this divides.
         log_ranks, control_every, system_metrics, system_interval, init_kwargs: As for
             `launchhelm.torch.init`.
@@ -98,6 +99,7 @@ class LaunchHelmCallback(transformers.TrainerCallback):  # type: ignore[misc]
             {"training_args": plain(args.to_dict())},
         )
         self._saved.clear()
+        recording.before_failure = self._keep_saved
         self._checkpoint = _Checkpoint()
         if model is not None and optimizer is not None:
             recording.watch(model, optimizer, lr_scheduler, _clip(args), self._checkpoint)

@@ -49,8 +49,9 @@ class LaunchHelmCallback(pl.Callback):  # type: ignore[misc]
     Args:
         project: As for `launchhelm.torch.init`.
         name: Of the run; default: the project.
-        controls: What may be changed live. `grad_clip` sets `trainer.gradient_clip_val`;
-            `checkpoint` is a `trainer.save_checkpoint`; `stop` sets `trainer.should_stop`.
+        controls: All that may be changed live, in the place of the default. `grad_clip` sets
+            `trainer.gradient_clip_val`; `checkpoint` is a `trainer.save_checkpoint`; `stop` sets
+            `trainer.should_stop`.
         log_every: Log at steps that this divides.
         config, log_ranks, control_every, system_metrics, system_interval, init_kwargs: As for
             `launchhelm.torch.init`.

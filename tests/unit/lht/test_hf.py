@@ -208,7 +208,8 @@ def test_a_training_that_fails_leaves_a_run_that_says_so(
             raise error or RuntimeError("caught")
 
     with pytest.raises(type(error or RuntimeError())):
-        trained(tmp_path, LaunchHelmCallback(state_dir=tmp_path / "runs"), act)
+        callback = LaunchHelmCallback(state_dir=tmp_path / "runs")
+        trained(tmp_path, callback, act, save_strategy="steps", save_steps=1)
     run = only_run(tmp_path / "runs")
     assert records(run, "close") == []
     for ending in reversed(list(_endings._endings)):
@@ -216,6 +217,8 @@ def test_a_training_that_fails_leaves_a_run_that_says_so(
     (close,) = records(run, "close")
     assert (close.body["state"], close.body["reason"]) == (state, reason)
     assert not close.body["close_run"]
+    assert len(tars(run)) == 2  # The exit waited for what was saved.
+    assert not any(it.body.get("about") == "checkpoints" for it in records(run, "ev"))
 
 
 def test_a_resumed_training_goes_on_at_its_step_in_another_attempt(tmp_path: Path) -> None:

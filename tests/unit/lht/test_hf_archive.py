@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,12 +97,67 @@ def test_what_cannot_be_copied_is_said_and_left_where_it_is(
     assert artifacts(run) == [] and (saved / "weights").exists()
 
 
-def test_the_end_of_a_run_waits_for_no_copy(run: launchhelm.Run, saved: Path) -> None:
+def test_the_end_of_a_run_waits_for_a_copy_however_it_comes(
+    run: launchhelm.Run, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = Archive(run, "saved")
+    waiting = threading.Event()
+    wait = archive.wait
+
+    def seen(timeout_s: float) -> None:
+        waiting.set()
+        wait(timeout_s)
+
+    monkeypatch.setattr(archive, "wait", seen)
+    archive._turn.acquire()
+    archive.keep(saved, step=7)
+    end = threading.Thread(target=lambda: run.finish(state="error", reason="lost"))
+    end.start()
+    assert waiting.wait(60.0)
+    archive._turn.release()
+    end.join(60.0)
+    (art,) = records(run.directory, "art")
+    (close,) = records(run.directory, "close")
+    assert media.read(run.directory, str(art.body["sha256"])) and close.body["state"] == "error"
+    assert notices(run) == []
+
+
+def test_a_copy_that_the_end_overtakes_at_its_last_byte_leaves_nothing(
+    run: launchhelm.Run,
+    saved: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    archive = Archive(run, "saved")
+    is_whole, goes_on = threading.Event(), threading.Event()
+    fsync = os.fsync
+
+    def slow(descriptor: int) -> None:
+        if threading.current_thread().name == "launchhelm-archive":
+            is_whole.set()
+            assert goes_on.wait(60.0)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    archive.keep(saved, step=7)
+    assert is_whole.wait(60.0)
+    run.finish(timeout=_callback_archive.RECORDS_S)
+    goes_on.set()
+    archive.wait(60.0)
+    (text,) = notices(run)
+    assert "the run ended before that" in text
+    assert records(run.directory, "art") == []
+    assert list((run.directory / "media").iterdir()) == []
+    assert "after finish()" not in caplog.text
+
+
+def test_the_end_of_a_run_gives_up_a_copy_that_takes_too_long(
+    run: launchhelm.Run, saved: Path
+) -> None:
     archive = Archive(run, "saved")
     with archive._turn:
         archive.keep(saved, step=7)
-        archive.wait(0.01)
-        run.finish()
+        run.finish(timeout=_callback_archive.RECORDS_S)
     archive.wait(60.0)
     (text,) = notices(run)
     assert "the run ended before that" in text
