@@ -67,6 +67,8 @@ def main() -> int:
         say("The ledger:")
         launchhelm(root, "control", run.run_id, "log")
         problems = judge(run) + compare(run, client)
+        say("Look at it in a browser:")
+        print(f"{shlex.join(LAUNCHHELM)} ui {shlex.quote(str(run.directory))}")
     for problem in problems:
         print(f"demo: {problem}", file=sys.stderr)
     return 1 if problems else 0

@@ -7,7 +7,6 @@ import time
 from array import array
 from typing import TYPE_CHECKING, Any, Final
 
-from launchhelm._console import STREAMS
 from launchhelm._wording import plain
 from launchhelm.records import Record
 from launchhelm.store.cursor import Cursor
@@ -24,6 +23,9 @@ MAX_KEPT: Final = 200_000
 """Lines of one run that are kept in memory, the newest."""
 
 SEARCH_S: Final = 1.0
+STDERR: Final = 1
+"""What a console record calls it; stdout is 0."""
+
 _SLICE: Final = 5000
 _COLOUR: Final = re.compile(r"(\x1b\[[0-9;]{0,32}m)")
 
@@ -50,7 +52,7 @@ class Console:
 
     def _take(self, records: list[Record]) -> None:
         for record in records:
-            stream = "stderr" if record.body.get("stream") == STREAMS.index("stderr") else "stdout"
+            stream = "stderr" if record.body.get("stream") == STDERR else "stdout"
             text = _shown(str(record.body.get("text", "")))
             self.ranks.add(record.writer.rank)
             self._lines.append((record.writer.rank, stream, record.at, text))

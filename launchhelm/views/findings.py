@@ -197,7 +197,8 @@ def _held_up(scene: Scene) -> list[Finding]:
     if late and len(late) < len(known) and len(late) <= max(1, _FEW * len(alive)):
         said = "; ".join(f"{_one(row)} is{_at(row.step)}, {_phase(row)}" for row in late[:_SHOWN])
         text = (
-            f"{_capital(ranks_text([row.rank for row in late]))} not come to the control exchange "
+            f"{_capital(ranks_text([row.rank for row in late]))} "
+            f"{'has' if len(late) == 1 else 'have'} not come to the control exchange "
             f"for {duration(scene.stuck_s)}. {_capital(said)}{_more(len(late))}. "
             f"{_waits(len(known) - len(late), front)}."
         )
