@@ -42,11 +42,7 @@ def tracked() -> list[Path]:
         pytest.skip("not a git checkout")
     names = [name for name in listing.stdout.decode().split("\0") if name]
     binary = (".db", ".jsonl", ".png")
-    return [
-        ROOT / name
-        for name in names
-        if not name.endswith(binary) and not EXEMPT.search(name)
-    ]
+    return [ROOT / name for name in names if not name.endswith(binary) and not EXEMPT.search(name)]
 
 
 def findings(pattern: re.Pattern[str], *, but: tuple[str, ...] = ()) -> list[str]:
