@@ -163,8 +163,8 @@ class Vault:
             return
         if not job.over.wait(max(0.0, limit_s)):
             self._notice(
-                f"Checkpoint {job.id} of step {job.step} is on disk and was not verified before the "
-                f'end of the run. The next attempt does that in load_checkpoint("latest"): '
+                f"Checkpoint {job.id} of step {job.step} is on disk and was not verified before "
+                f'the end of the run. The next attempt does that in load_checkpoint("latest"): '
                 f"{job.path.name}."
             )
         with self._lock:

@@ -92,8 +92,11 @@ def killed(rank: int, size: int, tell: Any, root: str) -> None:
     refused: dict[str, str] = {}
     before = job.seen()
     refused["extra"] = said(lambda: tr.save_checkpoint(extra={"it": object() if rank else 1}))
+    refused["no dict"] = said(lambda: tr.save_checkpoint(extra=[1] if rank else {}))
+    refused["directory"] = said(lambda: tr.save_checkpoint(root))
     refused["path"] = said(lambda: tr.save_checkpoint(Path(root) / "missing" / "x.pt"))
-    tr.save_checkpoint(good)
+    words = [tr.save_checkpoint(good)]
+    dist.broadcast_object_list(words)
     if rank == 0:
         whole = good.read_bytes()
         (Path(root) / "cut.pt").write_bytes(whole[: len(whole) // 2])
@@ -103,6 +106,7 @@ def killed(rank: int, size: int, tell: Any, root: str) -> None:
     refused["elsewhere"] = said(lambda: tr.load_checkpoint(good if rank == 0 else "/nowhere.pt"))
     same = job.seen() == before
     tr.load_checkpoint(good)
+    tr.load_checkpoint(words[0])
     losses = [job.step() for _ in range(SAVED_AT)]
     job.level.take(2.5)
     tr.save_checkpoint(Path(root) / "two-ranks.pt", extra={"rank": rank})
@@ -147,6 +151,8 @@ def test_a_killed_job_of_two_ranks_goes_on_to_the_last_bit(tmp_path: Path) -> No
     for rank in range(2):
         refused = facts[rank]["refused"]
         assert "rank 1: TypeError: extra['it'] is a builtins.object" in refused["extra"]
+        assert "rank 1: TypeError: extra is of type list" in refused["no dict"]
+        assert f"rank 0: ValueError: {root} is a directory" in refused["directory"]
         assert "rank 0: FileNotFoundError" in refused["path"]
         assert "rank 0: Unreadable" in refused["cut"]
         assert "rank 1: Unreadable: /nowhere.pt" in refused["elsewhere"]
