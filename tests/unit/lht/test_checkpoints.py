@@ -562,7 +562,12 @@ def test_extra_that_contains_itself_is_said_in_few_words(
         deep = [deep]
     tries: list[object] = []
     save = torch.save
-    monkeypatch.setattr(torch, "save", lambda *args: (tries.append(args), save(*args)))
+
+    def counted(*args: Any) -> None:
+        tries.append(args)
+        save(*args)
+
+    monkeypatch.setattr(torch, "save", counted)
     with pytest.raises(lht.CheckpointError, match=r"extra\['x'\]\[0\] contains itself") as refused:
         trainer.save_checkpoint(extra=looped)
     assert len(str(refused.value)) < 400
