@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final  # Any: whatever a pickle holds.
@@ -50,6 +49,8 @@ class _Blind(pickle.Unpickler):
 
 def parts_of(checkpoint: Path) -> str:
     """Return the name of the directory in checkpoints/ that a checkpoint's file needs, or ""."""
+    import zipfile  # Not before one is looked for: every verb that opens a run would load it.
+
     try:
         with zipfile.ZipFile(checkpoint) as archive:
             name = next(it for it in archive.namelist() if it.endswith("/data.pkl"))

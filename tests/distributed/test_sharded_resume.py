@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launchhelm.views.whole import missing_files
 from tests.support.journals import records
 from tests.support.ranks import SHARDING, Ranks, run_ranks
 
@@ -111,6 +112,13 @@ def test_a_sharded_training_goes_on_to_the_last_bit_after_a_kill_and_on_one_rank
         losses, weights = json.loads((tmp_path / f"losses-{rank}.json").read_text())
         assert one.value == [losses[SAVED:], weights]
     assert ended[0].value[0] != ended[1].value[0] and ended[0].value[1] == ended[1].value[1]
+
+    # Who looks without torch knows the parts by their index.
+    assert missing_files(run) == []
+    (part,) = run.glob("checkpoints/*/__1_0.distcp")
+    hidden = part.rename(tmp_path / "part")
+    assert missing_files(run) == [f"{part.relative_to(run)}: No such file or directory"]
+    hidden.rename(part)
 
     alone = Life(7, f"{root}/killed", resume=run.name)
     assert alone.tr.load_checkpoint("latest") == {} and alone.tr.global_step == LAST
