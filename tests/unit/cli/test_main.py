@@ -42,8 +42,8 @@ def test_help_without_a_verb_lists_them_and_nothing_that_does_not_exist(cli: Cli
     ran = cli("--help")
     assert ran.code == 0
     assert all(f"  {verb}" in ran.out for verb in VERBS)
-    assert "  ui" not in ran.out
-    assert cli("ui").code == 2
+    assert "  watch" not in ran.out
+    assert cli("watch").code == 2
     assert cli().code == 2
 
 

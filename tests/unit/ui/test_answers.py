@@ -314,7 +314,7 @@ def test_console_lines_are_numbered_found_and_escaped(root: Path) -> None:
     writer = made.writer(0)
     for line in range(3000):
         text = f"line {line}\x1b[31mred\x1b[0m\x1b[2J" if line == 5 else f"line {line}"
-        writer.record("con", {"text": text, "stream": "stderr" if line % 2 else "stdout"})
+        writer.record("con", {"text": text, "stream": line % 2})
     writer.flush()
     ui = Dashboard(root)
     path = f"runs/{ui.get('runs')['runs'][0]['id']}/console"
