@@ -70,7 +70,7 @@ def test_a_run_is_watched_changed_from_its_form_and_its_stopped_rank_is_named(
     expect.set_options(timeout=DEADLINE_MS)
     ranks, root = job
     with (
-        Dashboard(root, tmp_path, stuck_s=3.0) as dashboard,
+        Dashboard(root, stuck_s=3.0) as dashboard,
         looking(browser, base=dashboard.base) as page,
     ):
         page.goto(dashboard.address)

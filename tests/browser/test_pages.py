@@ -33,7 +33,7 @@ class Found:
         self.recorded = _recorded(root)
         self.training = _training(root).run_id
         self.root = root
-        self.dashboard = Dashboard(root, scratch)
+        self.dashboard = Dashboard(root)
 
     def pages(self) -> list[str]:
         """Return the paths of all pages with content."""
@@ -312,7 +312,7 @@ def test_a_copy_an_empty_root_and_a_damaged_run_have_words_of_their_own(
     damaged = MadeRun(root, "damaged")
     (damaged.path / "run.json").write_bytes(b"\x00\x01")
     with (
-        Dashboard(root, tmp_path, "--read-only") as dashboard,
+        Dashboard(root, "--read-only") as dashboard,
         looking(browser, base=dashboard.base, allowed=("404",)) as page,
     ):
         page.goto(dashboard.address)
@@ -326,7 +326,7 @@ def test_a_copy_an_empty_root_and_a_damaged_run_have_words_of_their_own(
         _go(page, "/run/nothing-here")
         expect(page.locator("h1")).to_have_text("This run cannot be shown")
         expect(page.locator("main [role=alert]")).to_contain_text("no run of that id")
-    with Dashboard(nothing, tmp_path) as dashboard, looking(browser, base=dashboard.base) as page:
+    with Dashboard(nothing) as dashboard, looking(browser, base=dashboard.base) as page:
         page.goto(dashboard.address)
         expect(page.locator("main")).to_contain_text(f"No runs in {nothing}.")
         expect(page.locator("main pre")).to_contain_text("launchhelm.init")
@@ -340,7 +340,7 @@ def test_a_dashboard_that_ends_is_said_and_a_new_one_asks_for_its_address(
     expect.set_options(timeout=DEADLINE_MS)
     root = tmp_path / "runs"
     MadeRun(root, "here").train()
-    first = Dashboard(root, tmp_path)
+    first = Dashboard(root)
     port = first.base.rpartition(":")[2]
     with looking(
         browser, base=first.base, allowed=("ERR_CONNECTION", "ERR_INCOMPLETE", "401")
@@ -350,7 +350,7 @@ def test_a_dashboard_that_ends_is_said_and_a_new_one_asks_for_its_address(
         first.stop()
         expect(page.locator(".connection")).to_contain_text("connecting again")
         expect(page.locator("tr[data-row]")).to_have_count(1)
-        with Dashboard(root, tmp_path, "--port", port) as second:
+        with Dashboard(root, "--port", port) as second:
             expect(page.locator("h1")).to_have_text("This dashboard needs its token")
             page.get_by_label("Address or token").fill(second.token)
             page.keyboard.press("Enter")

@@ -1,6 +1,6 @@
 """A dashboard as a user starts it, and Debian's Chromium to look at it.
 
-    with Dashboard(root, tmp_path) as dashboard:
+    with Dashboard(root) as dashboard:
         page.goto(dashboard.address)
 
 Chromium is found by LAUNCHHELM_TEST_CHROMIUM or at /usr/bin/chromium. Every name but that of this
@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,22 +50,19 @@ class Dashboard:
 
     Args:
         root: Directory of runs.
-        scratch: Where its files may go.
         options: Further arguments.
         stuck_s: After how long without a step a run is called stuck, where 30 s is too long.
     """
 
-    def __init__(
-        self, root: Path, scratch: Path, *options: str, stuck_s: float | None = None
-    ) -> None:
-        private = scratch / "runtime"
-        private.mkdir(mode=0o700, exist_ok=True)
+    def __init__(self, root: Path, *options: str, stuck_s: float | None = None) -> None:
+        # Paths of sockets are short.
+        self._private = tempfile.TemporaryDirectory()
         start = "import sys; from launchhelm.cli import main; sys.exit(main())"
         if stuck_s is not None:
             start = f"import launchhelm.views.findings as f; f.STUCK_S = {stuck_s}; {start}"
         self._process = subprocess.Popen(
             [sys.executable, "-c", start, "ui", str(root), "--json", *options],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(private)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": self._private.name},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -94,6 +92,7 @@ class Dashboard:
         """End the process."""
         self._process.terminate()
         self._process.communicate(timeout=60.0)
+        self._private.cleanup()
 
 
 @contextmanager

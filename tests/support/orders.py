@@ -154,6 +154,10 @@ def _stop(dice: Dice) -> Order:
     return Order("stop", {}, effect=lambda held: {"stop_requested": True})
 
 
+def _checkpoint(dice: Dice) -> Order:
+    return Order("checkpoint", {})
+
+
 def _eval(dice: Dice) -> Order:
     return Order("eval", {}, effect=lambda held: {"eval": held["eval"] + 1})
 
@@ -215,6 +219,7 @@ KINDS: Mapping[str, Sequence[Kind]] = {
     "pause": (_pause, _refused("pause", {"for_s": 1})),
     "resume": (_resume,),
     "stop": (_stop,),
+    "checkpoint": (_checkpoint, _refused("checkpoint", {"path": "x"})),
     "eval": (_eval, _refused("eval", {"p": 1})),
     "set_gain": (
         _value("set_gain", 0, 0.25, 1.0),

@@ -58,6 +58,7 @@ def made(name: str, group_count: int) -> Control:
         world_size=1,
         log=lambda values: None,
         notice=lambda text: None,
+        save=lambda: None,
     )
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.1))
     built_in.watch(model, given, None, KNOWN_CONTROLS, dict)
