@@ -530,8 +530,11 @@ class CommandDesk:
     def _next(
         self, safe_point: str, step: int | None, ahead: int, now: float
     ) -> tuple[_Held | None, decide.Judgement]:
-        """Move the first command that need not wait out of the queue, with what to do with it."""
-        for held in self._queue:
+        """Move the first command that need not wait out of the queue, with what to do with it.
+
+        In the order in which they came, but never one for a later step before one for an earlier.
+        """
+        for held in sorted(self._queue, key=_first_step):
             if not held.claimed.durable or not self._fits(held, safe_point):
                 continue
             offer = self._offers.get(held.command.name)
@@ -561,3 +564,8 @@ class CommandDesk:
                 text = str(error) or type(error).__name__
                 return decide.Judgement("rejected", "local_validation", text)
         return decide.Judgement(decide.FIT)
+
+
+def _first_step(held: _Held) -> float:
+    first = held.command.first_step
+    return -math.inf if first is None else first

@@ -101,6 +101,13 @@ def test_a_command_waits_for_its_first_step_and_holds_up_no_other(office: Office
     assert office.take(step=9) == later
 
 
+def test_commands_for_steps_act_in_the_order_of_those_steps(office: Office) -> None:
+    for id_, first in (("c", 9), ("d", None), ("b", 8), ("a", 7)):
+        send(office.run, "set_lr", {"lr": 1}, id=id_, first_step=first)
+    taken = [office.take(step=10) for _ in range(4)]
+    assert [it.first_step for it in taken if it is not None] == [None, 7, 8, 9]
+
+
 def test_the_controls_own_check_may_refuse(office: Office) -> None:
     def even(payload: Mapping[str, Any]) -> None:
         if payload["lr"] % 2:
