@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,8 @@ def copied_attempt(directory: Path) -> int:
     """
     newest = 0
     try:
+        if SUMS not in os.listdir(directory):  # Asked for by name it might stay missing for long.
+            return 0
         with open(directory / SUMS, encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 path = line.rstrip("\n").partition("  ")[2]

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.journals import final_outcomes, only_run, records
+from launchhelm.views import open_run
+from tests.support.journals import final_outcomes, only_run, records, wait_until
 from tests.support.ranks import Ranks, run_ranks
 
 Tell = Callable[[str], None]
@@ -133,6 +134,7 @@ def test_a_killed_job_of_two_ranks_goes_on_to_the_last_bit(tmp_path: Path) -> No
     with Ranks(killed, 2, root=root, deadline_s=DEADLINE_S) as ranks:
         ranks.wait_for(0, "started")
         run = only_run(tmp_path)
+        wait_until(lambda: "checkpoint" in open_run(run).capabilities, "the control")
         words = ["control", str(run), "checkpoint", "--yes", "--timeout", "120s"]
         done = subprocess.run(
             [sys.executable, "-m", "launchhelm", *words],

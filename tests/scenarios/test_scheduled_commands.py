@@ -19,7 +19,7 @@ import pytest
 
 from launchhelm import Schedule
 from launchhelm.cli import main
-from launchhelm.records import Command
+from launchhelm.records import FINAL_STATES, Command
 from launchhelm.store import inbox
 from tests.support.journals import final_outcomes, wait_until
 from tests.support.ranks import Ranks
@@ -199,9 +199,10 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
         (root / "second.go").touch()
         control("twice", "second", "replay", "first", "--except=mix")
         wait_until(
-            lambda: all(
-                line["state"] not in ("waiting", "claimed", "applying")
-                for line in control("second log", "second", "log").lines
+            lambda: (
+                {line["state"] for line in control("second log", "second", "log").lines}
+                <= set(FINAL_STATES)
+                and told.said["second log"].lines
             ),
             "the replay to end",
             timeout_s=60,
