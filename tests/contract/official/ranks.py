@@ -13,7 +13,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from spoken import say
+from spoken import say, wait
 
 import launchhelm.torch as lht
 
@@ -65,6 +65,7 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     train(lambda: evaluated)
 say("diverged", warned=any("rank" in str(each.message).lower() for each in caught))
+wait()  # The SDK reports from a thread, and a resume by then would leave the outcome to the server.
 
 artifact = trainer.save_checkpoint(extra={"note": "kept"})
 weights = [each.detach().clone() for each in model.parameters()]
