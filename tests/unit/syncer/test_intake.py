@@ -79,3 +79,17 @@ def test_what_a_restriction_leaves_out_does_not_count_as_dealt_with(tmp_path: Pa
     while batches := outbox.take():
         starts += [(it.start, it.first) for it in batches if it.key.name == "loss"]
     assert starts == [(11, 11)]
+
+
+def test_a_record_made_at_the_time_that_is_asked_for_is_not_left_out_by_rounding(
+    tmp_path: Path,
+) -> None:
+    """Journals keep milliseconds; the time of a pass is exact."""
+    run = WrittenRun(tmp_path)
+    for step, at in enumerate((1010.9988, 1011.00031, 1011.0009), 1):
+        run.writers[0].append("m", {"loss": float(step)}, step=step, at=at)
+    run.writers[0].flush()
+    outbox = Outbox()
+    assert intake_of(run, State(), outbox, since=1011.0003).read()
+    (batch,) = [it for it in outbox.take() if it.key.name == "loss"]
+    assert batch.seqs == [2, 3]
