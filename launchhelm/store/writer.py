@@ -44,6 +44,7 @@ class JournalWriter:
         clock: For records without a usable time.
         segment_bytes: The first segment is complete at this size; each further one is twice as
             large, up to `max_segment_bytes`, so that files grow slowly in number.
+        durable: False for a copy that can be made again: it waits for no disk.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class JournalWriter:
         clock: Clock = SYSTEM_CLOCK,
         segment_bytes: int = 8 << 20,
         max_segment_bytes: int = 32 << 20,
+        durable: bool = True,
     ) -> None:
         self.directory = data_directory
         self.writer = writer
@@ -63,6 +65,7 @@ class JournalWriter:
         self.odd: Counter[str] = Counter()
         self._opening = plain(opening)
         self._clock = clock
+        self._durable = durable
         self._segment_bytes = segment_bytes
         self._max_segment_bytes = max(segment_bytes, max_segment_bytes)
         self._number = 0
@@ -226,9 +229,10 @@ class JournalWriter:
             rest = rest[written:]
         if not self._good:
             os.fchmod(self._descriptor, _JOURNAL_MODE)
-        os.fsync(self._descriptor)
-        if not self._good:
-            self._sync_directory()
+        if self._durable:
+            os.fsync(self._descriptor)
+            if not self._good:
+                self._sync_directory()
         self._good = offset
         self._lines.clear()
         self._pending_bytes = 0

@@ -9,11 +9,9 @@ from typing import Any, Final
 from launchhelm import _wording, views
 from launchhelm._wording import outcome_text, plain
 from launchhelm.controls import fields, orders, preview, schema
-from launchhelm.errors import ConfigError
 from launchhelm.records import CANCEL, FREEZE, UNFREEZE, Command
-from launchhelm.store import inbox
 from launchhelm.ui._answers_runs import rights
-from launchhelm.ui.board import Board
+from launchhelm.ui.board import NOTHING_SENT, Board
 from launchhelm.ui.request import Problem
 from launchhelm.views.around import around_of
 from launchhelm.views.guards import Guard, guards, queue
@@ -144,6 +142,7 @@ def controls(board: Board, view: views.RunView) -> Json:
 def check(board: Board, view: views.RunView, body: Json) -> Json:
     """Say what a command would do. Writes nothing."""
     command, problems = _read(view, body)
+    problems |= board.misfits(command)
     answer: Json = {
         "valid": not problems,
         "fields": problems,
@@ -181,30 +180,30 @@ def give(board: Board, view: views.RunView, body: Json) -> tuple[int, Json]:
     if not isinstance(id_, str) or _ID.fullmatch(id_) is None:
         raise _bad({"id": "8 to 128 letters, digits, - and _"})
     command, problems = _read(view, body, id=id_)
+    problems |= board.misfits(command)
     known = view.command(id_)
     if known is not None:
         # Sent again, after an answer that was lost.
         if problems or not _is_same(known, command):
-            raise Problem(409, "other_body", "That id is another command's.", kept=_KEPT)
+            raise Problem(409, "other_body", "That id is another command's.", kept=NOTHING_SENT)
         return 200, {"id": id_, "written": True}
     if problems:
         raise _bad(problems)
     refusal = _refusal(view, command)
     if refusal:
-        raise Problem(409, "refused", refusal, kept=_KEPT)
+        raise Problem(409, "refused", refusal, kept=NOTHING_SENT)
     changed = _changed(command, values_of(view))
     if changed:
         raise Problem(
             409,
             "changed_meanwhile",
             f"Changed meanwhile: {changed}.",
-            kept=_KEPT,
+            kept=NOTHING_SENT,
             remedy="Look again.",
         )
     if command.name not in _FREEZING:
         _require_confirmed(guards(view, plan_of(view, command)), body.get("confirmed"))
-    _send(view, command)
-    return 201, {"id": id_, "written": True}
+    return 201, {"id": board.send(view, command), "written": True}
 
 
 def cancel(board: Board, view: views.RunView, id_: str, body: Json) -> Json:
@@ -216,16 +215,14 @@ def cancel(board: Board, view: views.RunView, id_: str, body: Json) -> Json:
     _require_rights(board, view)
     command = view.command(id_)
     if command is None:
-        raise Problem(404, "no_such_command", "The run has no command of that id.", kept=_KEPT)
+        raise Problem(
+            404, "no_such_command", "The run has no command of that id.", kept=NOTHING_SENT
+        )
     if not command.is_pending or command.state == "applying":
         text = str(outcome_text(command, around_of(view, command=command)))
-        raise Problem(409, "too_late", f"Too late: {text}.", kept=_KEPT)
+        raise Problem(409, "too_late", f"Too late: {text}.", kept=NOTHING_SENT)
     order = _made(CANCEL, {"id": id_}, reason=_text(body, "reason"))
-    _send(view, order)
-    return {"id": order.id, "written": True}
-
-
-_KEPT: Final = "Nothing was sent, nothing changed."
+    return {"id": board.send(view, order), "written": True}
 
 
 def _read(view: views.RunView, body: Json, **more: Any) -> tuple[Command, dict[str, str]]:
@@ -288,7 +285,7 @@ def _text(body: Json, name: str) -> str:
 
 def _bad(problems: dict[str, str]) -> Problem:
     said = "; ".join(f"{name}: {why}" for name, why in problems.items())
-    problem = Problem(422, "invalid", said, kept=_KEPT)
+    problem = Problem(422, "invalid", said, kept=NOTHING_SENT)
     problem.fields = problems
     return problem
 
@@ -309,17 +306,17 @@ def _order_text(name: str) -> str:
 def _require_rights(board: Board, view: views.RunView) -> None:
     may = rights(board, view)
     if not may["can_control"]:
-        raise Problem(403, "not_permitted", f"{may['reason']}.", kept=_KEPT)
+        raise Problem(403, "not_permitted", f"{may['reason']}.", kept=NOTHING_SENT)
 
 
 def _require_confirmed(found: list[Guard], confirmed: object) -> None:
     """Refuse what was not confirmed: true for all plain guards, or what had to be typed."""
     typed = [each.typed for each in found if each.typed]
     if typed and confirmed not in typed:
-        raise Problem(409, "not_confirmed", found[-1].text, kept=_KEPT, remedy="Confirm it.")
+        raise Problem(409, "not_confirmed", found[-1].text, kept=NOTHING_SENT, remedy="Confirm it.")
     if found and not confirmed:
         said = "; ".join(each.text.rstrip(".") for each in found)
-        raise Problem(409, "not_confirmed", f"{said}.", kept=_KEPT, remedy="Confirm it.")
+        raise Problem(409, "not_confirmed", f"{said}.", kept=NOTHING_SENT, remedy="Confirm it.")
 
 
 def _guard(guard: Guard) -> Json:
@@ -343,14 +340,3 @@ def _is_same(known: views.CommandView, command: Command) -> bool:
         and known.first_step == command.first_step
         and known.last_step == command.last_step
     )
-
-
-def _send(view: views.RunView, command: Command) -> None:
-    try:
-        inbox.send(view.directory, command)
-    except ConfigError as error:
-        raise Problem(
-            403, "not_permitted", error.message, kept=_KEPT, remedy=error.remedy
-        ) from error
-    except ValueError as error:
-        raise _bad({"id": str(error)}) from None

@@ -15,8 +15,6 @@ from launchhelm.ui.board import Board
 from launchhelm.ui.request import MAX_BODY_BYTES, Problem, Request
 from launchhelm.views import filter as run_filter
 from launchhelm.views.around import around_of, diverged_of, pace_of
-from launchhelm.views.plan import may_send
-from launchhelm.views.runs import owner_of
 
 Json = dict[str, Any]  # Any: JSON.
 
@@ -92,6 +90,7 @@ class _Row(dict[str, Any]):
 def _row(run: views.RunSummary, board: Board) -> _Row:
     name = next((each for each in views.LOSSES if each in run.metrics), "")
     name = name or next(iter(run.metrics), "")
+    path, owner = board.place_of(run.directory)
     row = _Row(
         {
             "id": run.run_id,
@@ -113,8 +112,8 @@ def _row(run: views.RunSummary, board: Board) -> _Row:
             else [],
             "unknown": board.unknown(run.run_id),
             "sync": None,
-            "owner": plain(owner_of(run.directory)),
-            "path": plain(str(run.directory)),
+            "owner": plain(owner),
+            "path": plain(path),
             "attempt": run.attempt,
         }
     )
@@ -159,6 +158,7 @@ def run(board: Board, view: views.RunView) -> Json:
     unknown = [each for each in commands if each.state == "outcome_unknown"]
     bad = sum(row.state in _BAD for row in view.participants) + len(view.missing)
     extra = manifest.extra
+    path, owner = board.place_of(view.directory)
     return {
         "id": view.run_id,
         "name": plain(view.name),
@@ -173,8 +173,8 @@ def run(board: Board, view: views.RunView) -> Json:
         "python": extra.get("python"),
         "argv": extra.get("argv"),
         "created_at": manifest.created_at,
-        "path": plain(str(view.directory)),
-        "owner": plain(owner_of(view.directory)),
+        "path": plain(path),
+        "owner": plain(owner),
         "state": view.state.word,
         "state_text": view.state.text,
         "by_host_clock": view.state.by_host_clock,
@@ -197,7 +197,7 @@ def run(board: Board, view: views.RunView) -> Json:
 
 def rights(board: Board, view: views.RunView) -> Json:
     """Say whether this user may control the run from here, and why not."""
-    reason = _wording.READ_ONLY if board.read_only else may_send(view.directory)
+    reason = board.refusal(view)
     return {"can_control": not reason, "reason": reason}
 
 

@@ -15,16 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from launchhelm import views
+from launchhelm import _wording, views
 from launchhelm._clock import SYSTEM_CLOCK, Clock
-from launchhelm.errors import LaunchHelmError
-from launchhelm.store import layout
+from launchhelm.errors import ConfigError, LaunchHelmError
+from launchhelm.records import Command
+from launchhelm.store import inbox, layout
 from launchhelm.ui._answers_console import Console
 from launchhelm.ui._answers_processes import Beats
 from launchhelm.ui.request import Problem
 from launchhelm.views.curves import Curves
 from launchhelm.views.liveness import Observer
-from launchhelm.views.runs import run_directories, summarise
+from launchhelm.views.plan import may_send
+from launchhelm.views.runs import owner_of, run_directories, summarise
 
 LIST_S: Final = 10.0
 LIVE_S: Final = 2.0
@@ -35,6 +37,7 @@ FRESH_S: Final = 0.5
 """An open run is not looked at again within this time."""
 
 MAX_OPEN: Final = 16
+NOTHING_SENT: Final = "Nothing was sent, nothing changed."
 _LIVE: Final = frozenset({"starting", "running"})
 
 
@@ -155,6 +158,38 @@ class Board:
         if run is None:
             return 0
         return sum(each.state == "outcome_unknown" for each in run.view.commands)
+
+    # --- what differs where runs are not this user's directories ----------------------------------
+
+    def place_of(self, directory: Path) -> tuple[str, str]:
+        """Return where a run lies and whose it is, for people; "" for what is not to be told."""
+        return str(directory), owner_of(directory)
+
+    def refusal(self, view: views.RunView) -> str:
+        """Say why whoever looks may not control a run from here, "" when he may."""
+        return _wording.READ_ONLY if self.read_only else may_send(view.directory)
+
+    def misfits(self, command: Command) -> dict[str, str]:
+        """Say by field what of a command cannot be sent from here, whatever the run."""
+        return {}
+
+    def send(self, view: views.RunView, command: Command) -> str:
+        """Send a command on its way, once for its id; return the id by which the run knows it.
+
+        Raises:
+            Problem: It was not sent.
+        """
+        try:
+            inbox.send(view.directory, command)
+        except ConfigError as error:
+            raise Problem(
+                403, "not_permitted", error.message, kept=NOTHING_SENT, remedy=error.remedy
+            ) from error
+        except ValueError as error:
+            problem = Problem(422, "invalid", f"id: {error}", kept=NOTHING_SENT)
+            problem.fields = {"id": str(error)}
+            raise problem from None
+        return command.id
 
     # --- one run ------------------------------------------------------------------------------
 
