@@ -10,11 +10,18 @@ from launchhelm._wording import plain
 from launchhelm.ui.board import OpenRun
 from launchhelm.ui.request import Problem, Request
 from launchhelm.views.curves import Axis, Curve, X
+from launchhelm.views.jumps import is_lr, jumps, jumps_of_thinned
 from launchhelm.views.thin import PER_BUCKET, Buckets, Thin, smooth
 
 Json = dict[str, Any]  # Any: JSON.
 
 MAX_SERIES: Final = 24
+MAX_MEAN_RANKS: Final = 64
+"""Of more ranks, so many at equal distances make the mean."""
+
+MAX_OLDER: Final = 4
+"""Older attempts that are shown beside the newest."""
+
 MAX_TEXTS: Final = 1000
 MAX_AXIS_POINTS: Final = 200_000
 """Along an axis of the user's own every point is read."""
@@ -70,17 +77,27 @@ def series(run: OpenRun, request: Request) -> Json:
     weight = request.number("smooth") or 0.0
     if not 0 <= weight < 1:
         raise Problem(400, "bad_query", "smooth is from 0 up to, and without, 1.")
-    attempt = _attempt(request)
+    attempt, older = _attempt(request), request.text("attempt") == "all"
     names = {plain(name): name for name in view.metrics()}
     found: list[Json] = []
     for shown in asked:
         name = names.get(shown)
-        if name is None:
+        if name is None or len(found) >= MAX_SERIES:
             continue
-        for rank in _ranks(view, name, request)[: MAX_SERIES - len(found)]:
+        if request.text("rank") == "mean":
+            if x != "step":
+                raise Problem(400, "bad_query", "The mean of ranks is along the steps.")
+            found += _mean(run, shown, name, (low, high), px, weight, attempt)
+            continue
+        ranks = _ranks(view, name, request)
+        for rank in ranks[: MAX_SERIES - len(found)]:
             made = _one(run, name, x, low, high, px, weight, attempt, rank)
             if made is not None:
                 found.append({"name": shown, "rank": rank, "attempt": attempt or "newest", **made})
+                if x == "step" and made["x"] and is_lr(name):
+                    found[-1]["jumps"] = _jumps(run, name, found[-1], attempt)
+        if older and len(ranks) == 1 and x in X:
+            found += _older(run, shown, name, x, (low, high), px, ranks[0])
     ends = [each["_ends"] for each in found if "_ends" in each]
     for each in found:
         each.pop("_ends", None)
@@ -95,10 +112,10 @@ def series(run: OpenRun, request: Request) -> Json:
 
 def _attempt(request: Request) -> int | None:
     text = request.text("attempt") or "newest"
-    if text == "newest":
+    if text in ("newest", "all"):
         return None
     if not (text.isascii() and text.isdigit()):
-        raise Problem(400, "bad_query", "attempt is newest, or a number.")
+        raise Problem(400, "bad_query", "attempt is newest, all, or a number.")
     return int(text)
 
 
@@ -106,8 +123,104 @@ def _ranks(view: views.RunView, name: str, request: Request) -> list[int]:
     text = request.text("rank")
     if text and text != "all":
         return [request.integer("rank", 0, 0, 1 << 30)]
-    ranks = sorted({each.rank for each, kinds in view.kinds_by_writer().items() if name in kinds})
+    ranks = _ranks_with(view, name)
     return ranks if text == "all" else ranks[:1]
+
+
+def _ranks_with(view: views.RunView, name: str) -> list[int]:
+    return sorted({each.rank for each, kinds in view.kinds_by_writer().items() if name in kinds})
+
+
+Range = tuple[float | None, float | None]
+
+
+def _mean(
+    run: OpenRun,
+    shown: str,
+    name: str,
+    between: Range,
+    px: int,
+    weight: float,
+    attempt: int | None,
+) -> list[Json]:
+    """Return the mean of all ranks with the band between the lowest and the highest."""
+    ranks = _ranks_with(run.view, name)
+    some = ranks[:: -(-len(ranks) // MAX_MEAN_RANKS) or 1]
+    low, high = between
+    made = run.curves.spread(name, some, low=low, high=high, px=px, attempt=attempt)
+    if made is None:
+        return []
+    line, count, least, most = made
+    x = _places(line.x, integral=True)
+    mean = [_rounded(value) for value in line.mean]
+    answer: Json = {
+        "name": shown,
+        "rank": "mean",
+        "attempt": attempt or "newest",
+        "ranks": count,
+        "of": len(ranks),
+        "points": len(x),
+        "exact": False,
+        "x": x,
+        "y": mean,
+        "band": {
+            "low": [_rounded(value) for value in line.low],
+            "high": [_rounded(value) for value in line.high],
+            "ranks": line.lines,
+        },
+        "odd": [_odd(*each, integral=True) for each in line.odd],
+        "_ends": (_place(least, True), _place(most, True)),
+    }
+    if weight:
+        answer["smooth"] = {"x": x, "y": [_rounded(value) for value in smooth(mean, weight)]}
+    return [answer]
+
+
+def _older(
+    run: OpenRun, shown: str, name: str, x: str, between: Range, px: int, rank: int
+) -> list[Json]:
+    """Return what older attempts logged at steps that a newer one has logged again."""
+    spans = run.view.spans()
+    found = []
+    for number in sorted(spans)[-1 - MAX_OLDER : -1]:
+        low, high = between
+        if x == "step":
+            starts = [each.first for later, each in spans.items() if later > number]
+            start = min((each for each in starts if each is not None), default=None)
+            if start is None or (high is not None and high < start):
+                continue
+            low = start if low is None else max(low, start)
+        made = _one(run, name, x, low, high, px, 0.0, number, rank)
+        if made is not None and made["x"]:
+            found.append({"name": shown, "rank": rank, "attempt": number, **made})
+    return found
+
+
+def _jumps(run: OpenRun, name: str, line: Json, attempt: int | None) -> list[Json]:
+    """Return where a learning rate jumped though no command acted and no attempt began."""
+    rank = line["rank"]
+
+    def closer(low: float, high: float) -> tuple[list[float], list[float]]:
+        curve = run.curves.curve(name, low=low, high=high, px=_MAX_PX, attempt=attempt, rank=rank)
+        return (curve.thin.x, curve.thin.y) if curve is not None and curve.exact else ([], [])
+
+    seen = jumps(line["x"], line["y"]) if line["exact"] else None
+    found = jumps_of_thinned(line["x"], line["y"], closer) if seen is None else seen
+    reasons = _acted(run.view) if found else []
+    return [
+        {"x": _place(jump.x, True), "old": jump.old, "new": jump.new}
+        for jump in found
+        if not any(jump.since <= step <= jump.x for step in reasons)
+    ]
+
+
+def _acted(view: views.RunView) -> list[float]:
+    """Return the steps at which commands acted or may have acted, and attempts began."""
+    steps: list[object] = [each.first for each in view.spans().values()]
+    for command in view.commands:
+        if command.outcome is not None and command.state in ("applied", "outcome_unknown"):
+            steps.append(command.outcome.applied_at.get("step"))
+    return [number for step in steps if (number := _number(str(step))) is not None]
 
 
 def _one(

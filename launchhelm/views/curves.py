@@ -14,7 +14,7 @@ import operator
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -34,7 +34,7 @@ from launchhelm.store.journal import opened, whole_lines
 from launchhelm.store.layout import DATA, SegmentName
 from launchhelm.store.line import is_intact, untag
 from launchhelm.store.reader import has_vanished, list_segments
-from launchhelm.views.thin import PER_BUCKET, Block, Buckets, Thin
+from launchhelm.views.thin import PER_BUCKET, Block, Buckets, Spread, Thin, spread
 
 X: Final = ("step", "time", "wall")
 Axis = Literal["step", "time", "wall"]
@@ -48,6 +48,9 @@ MAX_PLACES: Final = 2_000_000
 _EXTREMES: Final = 4
 _NARROW: Final = 0.9
 """Sums serve while a bucket is not narrower than about one of them."""
+
+_FEW_BLOCKS: Final = 64
+"""With fewer sums than this, the points of several ranks are read."""
 
 _LISTINGS: Final = 4
 _METRIC_HEADS: Final = (b'"k":"m"', b'"k":"sys"')
@@ -180,6 +183,21 @@ class _Source:
 
 
 @dataclass(frozen=True, slots=True)
+class _Filled:
+    """What a window shows: buckets with the sums, and points that are in none of them yet.
+
+    Args:
+        summed, odd: How many points are in sums, and how many are no finite number.
+    """
+
+    buckets: Buckets
+    xs: array[float]
+    ys: array[float]
+    summed: int
+    odd: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Window:
     """A part of the axis."""
 
@@ -221,10 +239,18 @@ class _Window:
         sums: Any = (row.total, row.low, row.high, row.first, row.last)
         return Block(float(x0), float(x1), row.n, *map(float, sums))
 
-    def split(self, source: _Source) -> None:
-        """Put the sums of a segment that are shown whole, and those to be read, into it."""
-        known = source.known
-        assert known is not None
+    def split(self, sources: Sequence[_Source]) -> int:
+        """Put the sums of segments that are shown whole, and those to be read, into them.
+
+        Returns:
+            How many are shown whole.
+        """
+        for source in sources:
+            if source.known is not None:
+                self._split(source, source.known)
+        return sum(len(source.inside) for source in sources)
+
+    def _split(self, source: _Source, known: _Known) -> None:
         rows = known.rows
         ends = (rows[0], rows[-1])
         whole = all(
@@ -287,7 +313,7 @@ class Curves:
             px: How many buckets at most.
             attempt: Of this one alone; None takes each step from the newest attempt that has it.
         """
-        sources = self._sources(name, rank, attempt)
+        sources = self._sources(name, {rank}, attempt)[rank]
         every = _Window(x, origin if x == "time" else 0.0)
         ends = [end for source in sources for end in _ends(every, source)]
         if not ends:
@@ -295,15 +321,66 @@ class Curves:
         low = min(ends) if low is None else low
         high = max(ends) if high is None else high
         window = _Window(x, every.origin, low, high)
+        window.split(sources)
         return self._drawn(name, sources, window, px)
 
+    def spread(
+        self,
+        name: str,
+        ranks: Collection[int],
+        *,
+        low: float | None = None,
+        high: float | None = None,
+        px: int = 900,
+        attempt: int | None = None,
+    ) -> tuple[Spread, int, float, float] | None:
+        """Return one metric of several ranks along the steps as one line; None without numbers.
+
+        Args:
+            low, high, px, attempt: As of `curve`.
+
+        Returns:
+            The line, how many ranks have a part in it, and the range that it covers.
+        """
+        known = [each for each in self._sources(name, ranks, attempt).values() if each]
+        every = _Window("step", 0.0)
+        ends = [end for sources in known for source in sources for end in _ends(every, source)]
+        if not ends:
+            return None
+        window = _Window(
+            "step", 0.0, min(ends) if low is None else low, max(ends) if high is None else high
+        )
+        blocks = max(window.split(sources) for sources in known)
+        # A bucket narrower than a block would hold one rank here and another there.
+        px = min(px, blocks) if blocks >= _FEW_BLOCKS else px
+        lines = []
+        for sources in known:
+            filled = self._filled(name, sources, window, px)
+            filled.buckets.points(filled.xs, filled.ys)
+            if filled.summed or filled.xs or filled.odd:
+                lines.append(filled.buckets)
+        return spread(lines), len(lines), window.low, window.high
+
     def _drawn(self, name: str, sources: Sequence[_Source], window: _Window, px: int) -> Curve:
-        xs, ys, count, odd = array("d"), array("d"), 0, 0
-        for source in sources:
-            if source.values is None:
-                window.split(source)
-                count += sum(row.n for row in (*source.inside, *source.raw))
+        filled = self._filled(name, sources, window, px)
+        buckets, xs, ys = filled.buckets, filled.xs, filled.ys
+        exact = not filled.summed and len(xs) <= PER_BUCKET * px
+        if not exact:
+            buckets.points(xs, ys)
+        thin = buckets.thin()
+        if exact:
+            order = sorted(range(len(xs)), key=xs.__getitem__)
+            all_xs, all_ys = [xs[i] for i in order], [ys[i] for i in order]
+            thin = Thin(all_xs, all_ys, all_xs, all_ys, thin.odd)
+        width = 0.0 if exact else buckets.width
+        points = filled.summed + len(xs) + filled.odd
+        return Curve(window.low, window.high, points, exact, width, thin)
+
+    def _filled(self, name: str, sources: Sequence[_Source], window: _Window, px: int) -> _Filled:
+        """Take what a window shows: sums into buckets at once, points beside them."""
+        xs, ys, odd = array("d"), array("d"), 0
         buckets = Buckets(window.low, window.high, px)
+        count = sum(row.n for each in sources for row in (*each.inside, *each.raw))
         blocks = sum(len(source.inside) for source in sources)
         use_sums = blocks * buckets.width >= _NARROW * (window.high - window.low)
         if use_sums and count > PER_BUCKET * px:
@@ -322,16 +399,7 @@ class Curves:
                         odd += 1
                         buckets.odd(window.place(step, at), value)
         summed = sum(row.n - row.odd for source in sources for row in source.inside)
-        exact = not summed and len(xs) <= PER_BUCKET * px
-        if not exact:
-            buckets.points(xs, ys)
-        thin = buckets.thin()
-        if exact:
-            order = sorted(range(len(xs)), key=xs.__getitem__)
-            all_xs, all_ys = [xs[i] for i in order], [ys[i] for i in order]
-            thin = Thin(all_xs, all_ys, all_xs, all_ys, thin.odd)
-        width = 0.0 if exact else buckets.width
-        return Curve(window.low, window.high, summed + len(xs) + odd, exact, width, thin)
+        return _Filled(buckets, xs, ys, summed, odd)
 
     def _take_sums(self, sources: Sequence[_Source], window: _Window, buckets: Buckets) -> None:
         """Take sums in the place of points, but for those whose points have to be seen."""
@@ -356,39 +424,37 @@ class Curves:
 
     # --- files --------------------------------------------------------------------------------
 
-    def _sources(self, name: str, rank: int, attempt: int | None) -> list[_Source]:
-        """Return what holds a metric, each with the steps that it shows."""
+    def _sources(
+        self, name: str, ranks: Collection[int], attempt: int | None
+    ) -> dict[int, list[_Source]]:
+        """Return what holds a metric, by rank, each with the steps that it shows."""
         for _ in range(_LISTINGS):
             try:
-                return self._sources_once(name, rank, attempt)
+                return self._sources_once(name, ranks, attempt)
             except OSError as error:
                 if not has_vanished(error):
                     self.problems[name] = str(error)
-                    return []
+                    break
                 # Sealed just now: the same points have another name.
-        return []
+        return {rank: [] for rank in ranks}
 
-    def _sources_once(self, name: str, rank: int, attempt: int | None) -> list[_Source]:
+    def _sources_once(
+        self, name: str, ranks: Collection[int], attempt: int | None
+    ) -> dict[int, list[_Source]]:
         listing = list_segments(self._directory)
-        by_attempt: dict[int, list[_Source]] = {}
+        found: dict[int, dict[int, list[_Source]]] = {rank: {} for rank in ranks}
         tails: dict[Path, _Tail] = {}
         for writer in sorted(listing, key=lambda each: (each.attempt, each.token)):
             for number, forms in sorted(listing[writer].items()):
                 path = self._path(writer, number, sealed=True in forms)
                 if path in self._tails:
                     tails[path] = self._tails[path]
-                if writer.rank == rank and attempt in (None, writer.attempt):
+                if writer.rank in found and attempt in (None, writer.attempt):
                     source = self._source(path, name, tails, is_sealed=True in forms)
                     if source is not None:
-                        by_attempt.setdefault(writer.attempt, []).append(source)
+                        found[writer.rank].setdefault(writer.attempt, []).append(source)
         self._tails = tails
-        shown = EVERYWHERE
-        for each in sorted(by_attempt, reverse=True):
-            for source in by_attempt[each]:
-                source.ranges = shown
-            bounds = [source.steps() for source in by_attempt[each]]
-            shown = _without(shown, min(b[0] for b in bounds), max(b[1] for b in bounds))
-        return [source for each in sorted(by_attempt) for source in by_attempt[each]]
+        return {rank: _in_order(by_attempt) for rank, by_attempt in found.items()}
 
     def _source(
         self, path: Path, name: str, tails: dict[Path, _Tail], *, is_sealed: bool
@@ -431,6 +497,17 @@ class Curves:
         while self._places_kept > MAX_PLACES and len(self._places) > 1:
             self._places_kept -= len(self._places.popitem(last=False)[1].steps)
         return places
+
+
+def _in_order(by_attempt: dict[int, list[_Source]]) -> list[_Source]:
+    """Return the sources of one rank, oldest first; a step is shown by the newest that has it."""
+    shown = EVERYWHERE
+    for each in sorted(by_attempt, reverse=True):
+        for source in by_attempt[each]:
+            source.ranges = shown
+        bounds = [source.steps() for source in by_attempt[each]]
+        shown = _without(shown, min(b[0] for b in bounds), max(b[1] for b in bounds))
+    return [source for each in sorted(by_attempt) for source in by_attempt[each]]
 
 
 def _ends(window: _Window, source: _Source) -> list[float]:

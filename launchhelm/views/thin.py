@@ -160,6 +160,50 @@ class Buckets:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Several lines as one: columns of equal length, one entry per bucket, in order of x.
+
+    Args:
+        mean: Of the lines' means, so that a line with more points counts no more than another.
+        low, high: The lowest and the highest point of any line.
+        lines: How many of them have a point there.
+        odd: As of Thin, of all lines together.
+    """
+
+    x: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    lines: list[int]
+    odd: list[tuple[float, int, int, int]]
+
+
+def spread(lines: Iterable[Buckets]) -> Spread:
+    """Return lines as one; their buckets are of the same width."""
+    together: dict[int, list[_Bucket]] = defaultdict(list)
+    odd: dict[int, list[list[float]]] = defaultdict(list)
+    for line in lines:
+        for index, bucket in line._buckets.items():
+            together[index].append(bucket)
+        for index, entry in line._odd.items():
+            odd[index].append(entry)
+    made = Spread([], [], [], [], [], [])
+    for _, buckets in sorted(together.items()):
+        first = min(bucket.first[0] for bucket in buckets)
+        last = max(bucket.last[0] for bucket in buckets)
+        made.x.append((first + last) / 2)
+        made.mean.append(math.fsum(each.total / each.n for each in buckets) / len(buckets))
+        made.low.append(min(bucket.low[1] for bucket in buckets))
+        made.high.append(max(bucket.high[1] for bucket in buckets))
+        made.lines.append(len(buckets))
+    for _, entries in sorted(odd.items()):
+        x, *counts = zip(*entries, strict=True)
+        nan, inf, minus = (int(sum(each)) for each in counts)
+        made.odd.append((min(x), nan, inf, minus))
+    return made
+
+
 def width_for(low: float, high: float, px: int) -> float:
     """Return the width of buckets of which at most `px` cover a range: a power of two."""
     span = high - low
