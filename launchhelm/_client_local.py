@@ -117,10 +117,26 @@ class LocalRuns:
                 here = [place for place in places if media.path_of(place, digest).exists()]
                 return media.read(here[0], digest) if here else None
             run = self._having("artifact", id_)
+            return None if run is None else media.read(run.view.directory, run.digest(id_))
+
+    def file(self, id_: str) -> Path | None:
+        """Return where the bytes of an artifact lie; None when no local run has it.
+
+        Raises:
+            StorageError: They are not on disk any more.
+        """
+        with self._lock:
+            run = self._having("artifact", id_)
             if run is None:
                 return None
-            digest = str(run.documents("artifact")[id_].spec["sha256"])
-            return media.read(run.view.directory, digest)
+            path = media.path_of(run.view.directory, run.digest(id_))
+        if not path.is_file():
+            raise StorageError(
+                f"{path} is not there any more.",
+                remedy="Look for a copy of the run directory, or on the server that it was synced "
+                "to.",
+            )
+        return path
 
     def _having(self, kind: str, id_: str) -> _LocalRun | None:
         return next((run for run in self._all() if id_ in run.documents(kind)), None)
@@ -151,6 +167,10 @@ class _LocalRun:
         """Whether a filter admits this run."""
         manifest = self.view.manifest
         return run_id in ("", manifest.run_id) and project_id in ("", manifest.project_id)
+
+    def digest(self, artifact: str) -> str:
+        """Return the digest of one of its artifacts."""
+        return str(self.documents("artifact")[artifact].spec["sha256"])
 
     def refresh(self) -> None:
         """Look again, if a file has changed."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar  # Any: JSON values, and a transport of httpx.
 
@@ -19,9 +21,10 @@ _T = TypeVar("_T")
 class Client(ServerCalls):
     """Reads of runs, and every call of the v1 API that a run makes. A context manager.
 
-    `query`, `read_samples`, `list_documents`, `get_document` and `download_artifact` look into the
-    runs that this process has open, under LAUNCHHELM_DIR and under ./runs, and need no network for
-    what they find there. Everything else needs a server and a key; no connection is made before.
+    `query`, `read_samples`, `list_documents`, `get_document`, `download_artifact` and
+    `download_checkpoint` look into the runs that this process has open, under LAUNCHHELM_DIR and
+    under ./runs, and need no network for what they find there. Everything else needs a server and a
+    key; no connection is made before.
 
     Args:
         base_url: The server's HTTPS address; plain HTTP for this host only. It may be one that
@@ -180,6 +183,28 @@ class Client(ServerCalls):
             return data
         return self._elsewhere(
             artifact_id, lambda: super(Client, self).download_artifact(artifact_id)
+        )
+
+    def download_checkpoint(self, artifact_id: str, into: str | os.PathLike[str]) -> Path:
+        """Return the path of a checkpoint, to be given to `load_checkpoint`.
+
+        The one of a local run lies in its directory, and nothing is copied. Any other is brought
+        from the server, a piece of it at a time in memory, to `into`: its file and, where it was
+        saved with `sharded=True`, its shards. Give the ranks of a job a directory that all see, and
+        call this on one of them. After a failure the same call gets what is missing.
+
+        Args:
+            artifact_id: The value of the metric `checkpoint`.
+            into: A directory; made if it is not there.
+
+        Raises:
+            StorageError: A local run has it, but its file is gone; or `into` cannot be written.
+        """
+        path = self._local.file(artifact_id)
+        if path is not None:
+            return path
+        return self._elsewhere(
+            artifact_id, lambda: super(Client, self).download_checkpoint(artifact_id, into)
         )
 
     def _elsewhere(self, what: str, ask: Callable[[], _T]) -> _T:

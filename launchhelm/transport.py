@@ -373,6 +373,21 @@ class ServerCalls:
             raise ApiError("invalid_response", f"The bytes of {artifact_id} have another digest.")
         return data
 
+    def download_checkpoint(self, artifact_id: str, into: str | os.PathLike[str]) -> Path:
+        """Bring a checkpoint into a directory, its shards too; return what `load_checkpoint` takes.
+
+        Each file is compared with its digest. After a failure the same call gets what is missing.
+
+        Args:
+            artifact_id: The value of the metric `checkpoint`.
+
+        Raises:
+            StorageError: The directory cannot be written.
+        """
+        from launchhelm import _client_checkpoint
+
+        return _client_checkpoint.download(self._server(), artifact_id, Path(into).absolute())
+
 
 def _lease(command: Mapping[str, Any]) -> tuple[str, str, str]:
     return str(command["id"]), str(command["lease_id"]), str(command["epoch"])

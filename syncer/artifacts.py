@@ -2,7 +2,8 @@
 
 A point that names an artifact says nothing to a server that knows the artifact by another id. So
 the artifact comes first; then `resolved` puts the server's id into the record. Media are artifacts
-whose id here is `pending:` and their digest, so equal bytes go up once.
+whose id here is `pending:` and their digest, so equal bytes go up once. A checkpoint in shards is
+more than one artifact on the server and one here, see shards.py.
 
 What is wrong with one artifact (a file that is gone or damaged, a refusal that will not change)
 sets that artifact aside, with its reason, and never holds up anything else.
@@ -10,28 +11,20 @@ sets that artifact aside, with its reason, and never holds up anything else.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final  # Any: JSON values.
+from typing import Final
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
-from launchhelm.errors import StorageError
 from launchhelm.records import Record
-from launchhelm.store import media
 from launchhelm.values.media import PENDING, artifact_of, items_of, with_items
 from syncer.api.answers import ApiError
 from syncer.api.client import Client
-from syncer.api.wire import MAX_NAME, MAX_PART_BYTES, MAX_PARTS, PART_BYTES, WireError, coordinate
-from syncer.naming import shortened
 from syncer.retry import pause_s
-
-ARTIFACT_LABEL: Final = "launchhelm.offline.artifact"
-"""In the provenance of an artifact: our id of it."""
-
-READY: Final = ("ready", "verifying")
-"""States in which a server has all bytes."""
+from syncer.shardlist import superseded
+from syncer.shards import Checkpoint
+from syncer.upload import MEDIA, Artifact, NotThere, Upload, Useless, medium
 
 UNSEEN_S: Final = 60.0
 """A file system may show a record before the file that it names."""
@@ -41,77 +34,6 @@ MAX_STARTS: Final = 3
 
 PATIENCE: Final = 5
 """Failures in a row of what is not the server itself, after which somebody should be told."""
-
-MEDIA: Final = "media"
-"""The purpose of artifacts that a rich value names."""
-
-_OCTETS: Final = "application/octet-stream"
-_CHUNK: Final = media.CHUNK_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Artifact:
-    """What an `art` record says.
-
-    Args:
-        id: Ours; scripts and points know it by this.
-        coordinates: Where it was made, as the wire has them.
-    """
-
-    id: str
-    name: str
-    media_type: str
-    size: int
-    sha256: str
-    purpose: str
-    coordinates: tuple[tuple[str, str], ...]
-
-    @classmethod
-    def parse(cls, record: Record) -> Artifact:
-        """Read a record.
-
-        Raises:
-            ValueError: It does not name a file of ours.
-        """
-        body = record.body
-        id_, size, sha256 = body.get("id"), body.get("size"), body.get("sha256")
-        if not isinstance(id_, str) or not isinstance(sha256, str) or type(size) is not int:
-            raise ValueError("the record names no file")
-        if not 1 <= size <= MAX_PARTS * MAX_PART_BYTES:
-            raise ValueError(f"{size:,} bytes; 1 to {MAX_PARTS * MAX_PART_BYTES:,} can be sent")
-        step = {} if record.step is None else {"step": str(record.step)}
-        try:
-            places = [(axis, coordinate(it)) for axis, it in {**step, **record.axes}.items()]
-        except WireError:
-            places = []  # A place is no reason to lose the bytes.
-        return cls(
-            id=id_,
-            name=shortened(str(body.get("name") or id_), MAX_NAME),
-            media_type=str(body.get("media_type") or _OCTETS),
-            size=size,
-            sha256=sha256,
-            purpose=str(body.get("purpose") or "general"),
-            coordinates=tuple(places),
-        )
-
-    def key(self, run_id: str) -> str:
-        """Return what makes a repeat of its upload, also by another syncer, find the document.
-
-        The same artifact of the same run always has the same one.
-        """
-        if self.purpose == MEDIA:
-            return f"media:{run_id}:{self.sha256}:{self.media_type}"
-        return f"launchhelm.offline:{run_id}:{self.id}"
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Labels of its provenance."""
-        return {} if self.purpose == MEDIA else {ARTIFACT_LABEL: self.id}
-
-    @property
-    def part_bytes(self) -> int:
-        """Size of each part but the last: the usual one, larger where they would be too many."""
-        return max(PART_BYTES, -(-self.size // MAX_PARTS))
 
 
 def media_of(record: Record) -> Iterator[Record]:
@@ -167,7 +89,8 @@ class Artifacts:
         self._remember = remember
         self._clock = clock
         self._waiting: dict[str, Record] = {}
-        self._upload: _Upload | None = None
+        self._upload: Upload | Checkpoint | None = None
+        self._begun: dict[str, Checkpoint] = {}
         self._again_at = 0.0
         self._failures = 0
 
@@ -241,28 +164,32 @@ class Artifacts:
         aside: list[SetAside] = []
         deadline = self._clock.monotonic() + limit_s
         while self._waiting and self._clock.monotonic() >= self._again_at:
-            id_, record = next(iter(self._waiting.items()))
+            id_ = self._next()
+            record = self._waiting[id_]
             try:
                 self._advance(record)
-            except _Useless as reason:
+            except Useless as reason:
                 aside.append(SetAside(record, id_, _size(record), str(reason)))
                 self._done(id_, "")
             if self._clock.monotonic() >= deadline:
                 break
         return aside
 
+    def _next(self) -> str:
+        """Return our id of what is in hand; else of what is new, before more shards."""
+        if self._upload is not None:
+            return self._upload.artifact.id
+        new = next((id_ for id_ in self._waiting if id_ not in self._begun), "")
+        return new or next(iter(self._begun))
+
     def _advance(self, record: Record) -> None:
         """Do one piece of the upload in hand."""
         if self._upload is None:
-            try:
-                artifact = Artifact.parse(record)
-            except ValueError as error:
-                raise _Useless(str(error)) from None
-            self._upload = _Upload(self._client, self._directory, artifact, dict(self._scope()))
+            self._upload = self._begun.get(str(record.body.get("id"))) or self._begin(record)
         upload = self._upload
         try:
             server_id = upload.advance()
-        except _NotThere as reason:
+        except NotThere as reason:
             self._wait_for_file(upload, str(reason))
             return
         except ApiError as error:
@@ -272,17 +199,31 @@ class Artifacts:
         if server_id:
             self.sent_bytes += upload.artifact.size
             self._done(upload.artifact.id, server_id)
+        elif isinstance(upload, Checkpoint) and upload.is_between:
+            self._begun[upload.artifact.id] = upload
+            self._upload = None
 
-    def _wait_for_file(self, upload: _Upload, reason: str) -> None:
+    def _begin(self, record: Record) -> Upload | Checkpoint:
+        try:
+            artifact = Artifact.parse(record)
+        except ValueError as error:
+            raise Useless(str(error)) from None
+        read = medium(self._directory, artifact.sha256)
+        upload = Upload(self._client, artifact, read, dict(self._scope()))
+        if not record.body.get("format"):
+            return upload
+        return Checkpoint(upload, self._directory, self.known, self._done_beside)
+
+    def _wait_for_file(self, upload: Upload | Checkpoint, reason: str) -> None:
         now = self._clock.monotonic()
         if upload.unseen_since is None:
             upload.unseen_since = now
         if now - upload.unseen_since >= UNSEEN_S:
-            raise _Useless(reason)
+            raise Useless(reason)
         self.problem = reason
         self._again_at = now + 1.0
 
-    def _failed(self, upload: _Upload, error: ApiError) -> None:
+    def _failed(self, upload: Upload | Checkpoint, error: ApiError) -> None:
         self.problem = error.message
         is_elsewhere = _is_elsewhere(error)
         if not is_elsewhere and _concerns_all(error):
@@ -294,123 +235,24 @@ class Artifacts:
             return
         upload.starts += 1
         if upload.starts >= MAX_STARTS:
-            raise _Useless(f"{error.message} ({error.status or error.code})") from error
+            raise Useless(f"{error.message} ({error.status or error.code})") from error
         upload.start_over()
+
+    def _done_beside(self, artifact: Artifact, id_: str, server_id: str) -> None:
+        """Remember what belongs to the checkpoint in hand."""
+        self._remember(id_, server_id)
+        self.known[id_] = server_id
+        for each in superseded(self.known, id_):
+            del self.known[each]
+        self.sent_bytes += artifact.size
 
     def _done(self, id_: str, server_id: str) -> None:
         self._remember(id_, server_id)
         self.known[id_] = server_id
         self._waiting.pop(id_, None)
+        self._begun.pop(id_, None)
         self._upload = None
         self._again_at, self._failures, self.problem = 0.0, 0, ""
-
-
-class _Useless(Exception):
-    """Nothing that we do will bring this artifact to the server."""
-
-
-class _NotThere(Exception):
-    """The file is not there, or not whole; perhaps it is soon."""
-
-
-@dataclass(slots=True)
-class _Upload:
-    """One artifact on its way, piece by piece; after an error comes the same piece again."""
-
-    client: Client
-    directory: Path
-    artifact: Artifact
-    scope: dict[str, str]
-    starts: int = 0
-    unseen_since: float | None = None
-    _digest: Any = field(default_factory=hashlib.sha256)  # Any: hashlib names no type for it.
-    _read: int = 0
-    _server_id: str = ""
-    _sent: int = 0
-    _etags: list[str] = field(default_factory=list)
-
-    def start_over(self) -> None:
-        """Announce it again; the file is known to be whole."""
-        self._server_id, self._sent, self._etags = "", 0, []
-
-    def advance(self) -> str:
-        """Do one piece; return the server's id once the server has everything, else "".
-
-        Raises:
-            ApiError: The server, or the place that it named for a part, did not take it.
-            _NotThere, _Useless: The file.
-        """
-        if self._read < self.artifact.size:
-            self._verify()
-        elif not self._server_id:
-            return self._announce()
-        elif self._sent < self.artifact.size:
-            self._send_part()
-        else:
-            return self._complete()
-        return ""
-
-    def _verify(self) -> None:
-        """Read some of the file; at its end the digest must be the promised one."""
-        data = self._bytes_at(self._read, min(PART_BYTES, self.artifact.size - self._read))
-        self._digest.update(data)
-        self._read += len(data)
-        whole = self._read == self.artifact.size
-        if whole and self._digest.hexdigest() != self.artifact.sha256:
-            raise _Useless("its file is damaged: the bytes do not have the recorded digest")
-
-    def _announce(self) -> str:
-        artifact = self.artifact
-        body = {
-            "scope": self.scope,
-            "name": artifact.name,
-            "media_type": artifact.media_type,
-            "size": str(artifact.size),
-            "sha256": artifact.sha256,
-            "provenance": {
-                "inputs": [],
-                "coordinates": [{"axis": axis, "value": it} for axis, it in artifact.coordinates],
-                "labels": artifact.labels,
-            },
-            "purpose": artifact.purpose,
-        }
-        key = artifact.key(self.scope.get("run_id", ""))
-        document = self.client.create_artifact(body, key)
-        self._server_id = str(document["id"])
-        return self._server_id if document["spec"].get("state") in READY else ""
-
-    def _send_part(self) -> None:
-        size = min(self.artifact.part_bytes, self.artifact.size - self._sent)
-        data = self._bytes_at(self._sent, size)
-        number = len(self._etags) + 1
-        sha256 = hashlib.sha256(data).hexdigest()
-        place = self.client.artifact_part(self._server_id, number, size, sha256)
-        self._etags.append(self.client.put_part(place["url"], place["headers"], data))
-        self._sent += size
-
-    def _complete(self) -> str:
-        parts = [{"number": n, "etag": etag} for n, etag in enumerate(self._etags, 1)]
-        document = self.client.complete_artifact(self._server_id, parts)
-        said = document["spec"].get("sha256", self.artifact.sha256)
-        if said != self.artifact.sha256:
-            raise ApiError("validation", "The server put other bytes together.", status=400)
-        return self._server_id
-
-    def _bytes_at(self, offset: int, size: int) -> bytes:
-        try:
-            path = media.path_of(self.directory, self.artifact.sha256)
-        except StorageError as error:
-            raise _Useless(error.message) from None
-        try:
-            # Opened anew for each piece: a handle does not survive every change of a mount.
-            with open(path, "rb") as file:
-                file.seek(offset)
-                data = file.read(size)
-        except OSError as error:
-            raise _NotThere(f"its file cannot be read: {error.strerror or error}") from None
-        if len(data) != size:
-            raise _NotThere("its file is shorter than recorded")
-        return data
 
 
 def _is_elsewhere(error: ApiError) -> bool:

@@ -568,8 +568,10 @@ class Service:
 
 
 def _file_count(push: Push) -> int:
-    """Count the artifacts of a run that are on the server."""
-    return sum(map(bool, push.state.artifacts.values())) if push.state is not None else 0
+    """Count the artifacts of a run that are on the server; a checkpoint in shards is one."""
+    if push.state is None:
+        return 0
+    return sum(bool(theirs) and "/" not in ours for ours, theirs in push.state.artifacts.items())
 
 
 def _said_of(error: OSError, directory: Path) -> str:

@@ -30,6 +30,7 @@ from launchhelm.store import layout
 from launchhelm.store.line import dumps, open_line, seal_line
 from launchhelm.store.manifest import write_durably
 from syncer.coverage import Coverage
+from syncer.shardlist import superseded
 
 FORMAT: Final = 1
 ACKED: Final = "acked.json"
@@ -239,6 +240,12 @@ class State:
             if len(self.aside) < MAX_ASIDE:
                 self.aside.append(aside)
 
+    def _artifacts(self, ids: dict[str, str]) -> None:
+        self.artifacts.update(ids)
+        for id_ in ids:
+            for each in superseded(self.artifacts, id_):
+                del self.artifacts[each]
+
     def _cursors(self, cursors: dict[str, str]) -> None:
         self.cursors.update(cursors)
 
@@ -264,7 +271,7 @@ _FIELDS: Final[dict[str, Any]] = {
     "aside": State._aside,
     "aside_count": _setter("aside_count"),
     "cursors": State._cursors,
-    "artifacts": lambda state, value: state.artifacts.update(value),
+    "artifacts": State._artifacts,
     "lost_artifacts": lambda state, value: state.lost_artifacts.extend(value),
     "points": _setter("points"),
     "verdict": _setter("verdict"),

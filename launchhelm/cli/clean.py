@@ -167,9 +167,6 @@ def _only_here(directory: Path) -> str:
     if foreign:
         return f"{foreign[0]} in it is no part of a run, and on no server"
     with suppress(FileNotFoundError):
-        if os.listdir(directory / layout.CHECKPOINTS):
-            return f"{layout.CHECKPOINTS} in it holds shards, which are on no server"
-    with suppress(FileNotFoundError):
         for name in os.listdir(directory / layout.MEDIA):
             if name.startswith(layout.UNREADY):
                 return "a checkpoint in it was never made ready, and is on no server"
@@ -177,7 +174,7 @@ def _only_here(directory: Path) -> str:
 
 
 def _missing_there(place: Place, known: Remembered) -> str:
-    from syncer import status
+    from syncer import shardlist, status
 
     if status.holder(known.directory) is not None:
         return f"a syncer has it in hand for {known.server}"
@@ -192,6 +189,8 @@ def _missing_there(place: Place, known: Remembered) -> str:
             if count
             else (f"not all of it is on {known.server}")
         )
+    if shards := shardlist.only_here(place.directory, known.state.artifacts):
+        return f"{shards} in it holds what is not on {known.server}"
     return ""
 
 

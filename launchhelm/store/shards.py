@@ -6,17 +6,29 @@ unpickler for which every class is a blank: nothing in them runs.
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
+import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final  # Any: whatever a pickle holds.
 
 from launchhelm.store import layout
 
 INDEX: Final = ".metadata"
+
+LIST_FORMAT: Final = "launchhelm.offline.shards/1"
+"""Of the list of shards that goes to a server with them."""
+
+LIST_LABEL: Final = "launchhelm.offline.shards"
+"""In the provenance of a checkpoint on a server: the id of that list."""
+
 _OURS: Final = "launchhelm.offline"
 _PARTS: Final = "parts"
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _Blank:
@@ -65,14 +77,11 @@ def missing(run_directory: Path, name: str) -> list[str]:
     """Say what of one directory in checkpoints/ is not there, or shorter than its index says."""
     directory = run_directory / layout.CHECKPOINTS / name
     try:
-        with open(directory / INDEX, "rb") as file:
-            ends = _ends(_read(file))
-    except OSError as error:
-        return [f"{layout.CHECKPOINTS}/{name}/{INDEX}: {error.strerror or error}"]
-    except Exception as error:  # A damaged pickle raises nearly anything.
-        return [f"{layout.CHECKPOINTS}/{name}/{INDEX} is damaged: {type(error).__name__}"]
+        ends = needed(run_directory, name)
+    except ValueError as error:
+        return [str(error)]
     said = []
-    for part, end in sorted(ends.items()):
+    for part, end in ends.items():
         try:
             size = os.stat(directory / part).st_size
         except OSError as error:
@@ -81,6 +90,49 @@ def missing(run_directory: Path, name: str) -> list[str]:
         if size < end:
             said.append(f"{layout.CHECKPOINTS}/{name}/{part}: {size:,} of {end:,} bytes")
     return said
+
+
+def needed(run_directory: Path, name: str) -> dict[str, int]:
+    """Return the parts that the index of one directory in checkpoints/ names, by name, and how long
+    each must be at least. The index is not among them.
+
+    Raises:
+        ValueError: There is no index, or a damaged one; the text says which.
+    """
+    where = f"{layout.CHECKPOINTS}/{name}/{INDEX}"
+    try:
+        with open(run_directory / where, "rb") as file:
+            return dict(sorted(_ends(_read(file)).items()))
+    except OSError as error:
+        raise ValueError(f"{where}: {error.strerror or error}") from None
+    except Exception as error:  # A damaged pickle raises nearly anything.
+        raise ValueError(f"{where} is damaged: {type(error).__name__}") from None
+
+
+@contextmanager
+def opened(run_directory: Path, name: str, part: str) -> Iterator[int]:
+    """Open one file of a directory in checkpoints/ to be read, and follow no link on the way.
+
+    Nothing says what its bytes must be; so it must not be another's file.
+
+    Raises:
+        OSError: It cannot be opened, or is no ordinary file.
+    """
+    folder = os.open(run_directory / layout.CHECKPOINTS, _FOLDER)
+    try:
+        inner = os.open(name, _FOLDER, dir_fd=folder)
+        try:
+            descriptor = os.open(part, _FILE, dir_fd=inner)
+        finally:
+            os.close(inner)
+    finally:
+        os.close(folder)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Not an ordinary file", part)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def finished(run_directory: Path) -> Iterator[str]:

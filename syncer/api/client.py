@@ -355,10 +355,21 @@ class Client:
             raise _invalid("The answer names no address.")
         return str(answer["url"])
 
-    def download(self, url: str, into: BinaryIO, *, max_bytes: int = MAX_OBJECT_BYTES) -> int:
+    def download(
+        self,
+        url: str,
+        into: BinaryIO,
+        *,
+        max_bytes: int = MAX_OBJECT_BYTES,
+        least_rate: float = 0.0,
+    ) -> int:
         """Read a signed address into a file; return the bytes written. The caller checks the
-        digest. No key is sent along."""
-        return self._connection.get(url, into, max_bytes=max_bytes)
+        digest. No key is sent along.
+
+        Args:
+            least_rate: Bytes in a second at which `max_bytes` may still come; 0 for any small file.
+        """
+        return self._connection.get(url, into, max_bytes=max_bytes, least_rate=least_rate)
 
     # Commands.
 

@@ -213,14 +213,19 @@ class Connection:
             failure = ApiError("upload_uncertain", self._explain(url, error), retryable=True)
         raise failure
 
-    def get(self, url: str, into: BinaryIO, *, max_bytes: int) -> int:
+    def get(self, url: str, into: BinaryIO, *, max_bytes: int, least_rate: float = 0.0) -> int:
         """Read a signed address into a file and return the number of bytes.
+
+        Args:
+            least_rate: Bytes in a second; `max_bytes` may take as long as they do at that rate.
 
         Raises:
             ApiError: `insecure_download`, `response_too_large`, `http_error` or `transport`.
         """
         _check_object(url, "insecure_download")
-        deadline = time.monotonic() + OBJECT_TOTAL_S
+        deadline = time.monotonic() + max(
+            OBJECT_TOTAL_S, max_bytes / least_rate if least_rate else 0.0
+        )
         count = 0
         failure: ApiError
         try:

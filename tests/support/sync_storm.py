@@ -23,9 +23,9 @@ from launchhelm.store import media
 from launchhelm.store.reader import Reader
 from launchhelm.values.media import artifact_of
 from syncer.api.client import Client
-from syncer.artifacts import ARTIFACT_LABEL
 from syncer.mapping import Sample, samples
 from syncer.naming import RUN_LABEL, STREAM_LABEL
+from syncer.upload import ARTIFACT_LABEL
 from tests.support.chaos import Chaos
 from tests.support.reading import RunBuilder, WriterBuilder
 from tests.support.v1_server import V1Server

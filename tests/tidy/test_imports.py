@@ -73,6 +73,7 @@ PART_OF = {
             "_left_commands",
             "_attach",
             "client",
+            "_client_checkpoint",
             "_client_local",
             "_model_records",
             "rich",

@@ -162,9 +162,15 @@ def test_what_a_known_server_lacks_keeps_a_run_even_where_unsynced_ones_may_go(
     assert never.path.exists()
 
 
-@pytest.mark.parametrize("what", ["media/.checkpoint-7.1a2b3c4d", "checkpoints/step-7/0.distcp"])
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("media/.checkpoint-7.1a2b3c4d", "never made ready, and is on no server"),
+        ("checkpoints/step-7/0.distcp", f"checkpoints/step-7 in it holds what is not on {SERVER}"),
+    ],
+)
 def test_what_no_syncer_sends_keeps_a_run_that_is_on_a_server(
-    cli: Cli, old: Old, what: str
+    cli: Cli, old: Old, what: str, why: str
 ) -> None:
     run = old("synced")
     sent(run)
@@ -174,7 +180,32 @@ def test_what_no_syncer_sends_keeps_a_run_that_is_on_a_server(
     path.write_bytes(b"weights")
     touched(run, time.time() - 3 * DAY)
     (found,) = cli("clean", "--json", "--age", "1h").lines
-    assert found["action"] == "keep" and "on no server" in found["why"]
+    assert found["action"] == "keep" and why in found["why"]
+
+
+def test_shards_that_are_on_the_server_keep_no_run_and_those_that_are_not_do(
+    cli: Cli, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = with_two_attempts(root)
+    parts = add_shards(run)
+    (parts / "__7_0.distcp").touch()  # Of a rank that had nothing to save.
+    with v1_server(tmp_path / "far") as server:
+        monkeypatch.setenv("LAUNCHHELM_URL", server.url)
+        monkeypatch.setenv("LAUNCHHELM_API_KEY", server.key)
+        monkeypatch.setenv("LAUNCHHELM_PROJECT", server.project)
+        # Whoever sends a part of a run leaves shards behind.
+        assert cli("sync", str(run.path), "--only", "metrics").code == Exit.DONE
+        assert actions(cli, "--age", "0s") == {"resumed": "keep"}
+        assert cli("sync", str(run.path)).code == Exit.DONE
+    assert actions(cli, "--age", "0s") == {"resumed": "remove"}
+    shutil.copytree(parts, parts.with_name("another"))
+    assert actions(cli, "--age", "0s") == {"resumed": "keep"}
+    assert "checkpoints/another in it holds what is not on" in cli("clean", "--age", "0s").out
+    shutil.rmtree(parts.with_name("another"))
+    (parts / "notes").write_text("mine")
+    assert actions(cli, "--age", "0s", "--delete") == {"resumed": "keep"}
+    (parts / "notes").unlink()
+    assert actions(cli, "--age", "0s", "--delete") == {"resumed": "removed"}
 
 
 def test_a_snapshot_is_judged_by_what_it_holds_itself_and_a_half_one_is_nobody_s(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import itertools
 import os
 import tracemalloc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,69 +12,18 @@ import pytest
 
 from launchhelm.records import Record, WriterId
 from launchhelm.store import media
-from syncer import artifacts
+from syncer import artifacts, upload
 from syncer.api.answers import ApiError
-from syncer.artifacts import Artifacts, SetAside
+from tests.support.far_artifacts import SCOPE, FarServer, send, uploads
 from tests.support.runs import TurnedClock
 
 WRITER = WriterId(0, 1, "0123abcd")
-SCOPE = {"organization_id": "o", "project_id": "p", "run_id": "r"}
 PART = 1000
-
-
-class FarServer:
-    """Takes artifacts as the API has it, and fails where it is told to.
-
-    Args:
-        fail: Called with the name of each call and its number from 0; raises or returns.
-    """
-
-    def __init__(self, fail: Callable[[str, int], object] = lambda call, number: None) -> None:
-        self.fail = fail
-        self.calls: list[str] = []
-        self.documents: dict[str, dict[str, Any]] = {}
-        self.by_key: dict[str, str] = {}
-        self.parts: dict[tuple[str, int], bytes] = {}
-        self.whole: dict[str, bytes] = {}
-        self._ids = itertools.count()
-
-    def _call(self, name: str) -> None:
-        number = self.calls.count(name)
-        self.calls.append(name)
-        self.fail(name, number)
-
-    def create_artifact(self, body: Mapping[str, Any], key: str) -> dict[str, Any]:
-        if key not in self.by_key:
-            id_ = self.by_key[key] = f"theirs-{next(self._ids)}"
-            spec = {**body, "state": "pending"}
-            self.documents[id_] = {"id": id_, "kind": "artifact", "spec": spec}
-        self._call("create")
-        return self.documents[self.by_key[key]]
-
-    def artifact_part(self, id_: str, number: int, size: int, sha256: str) -> dict[str, Any]:
-        self._call("sign")
-        return {"url": f"{id_} {number} {sha256}", "headers": {"x": "y"}}
-
-    def put_part(self, url: str, headers: Mapping[str, str], data: bytes) -> str:
-        id_, number, sha256 = url.split()
-        assert hashlib.sha256(data).hexdigest() == sha256
-        assert headers == {"x": "y"}
-        self.parts[id_, int(number)] = data
-        self._call("put")
-        return f'"{sha256}"'
-
-    def complete_artifact(self, id_: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        self._call("complete")
-        self.whole[id_] = b"".join(self.parts[id_, part["number"]] for part in parts)
-        spec = self.documents[id_]["spec"]
-        assert hashlib.sha256(self.whole[id_]).hexdigest() == spec["sha256"]
-        spec["state"] = "ready"
-        return self.documents[id_]
 
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifacts, "PART_BYTES", PART)
+    monkeypatch.setattr(upload, "PART_BYTES", PART)
 
 
 def art(directory: Path, data: bytes, id_: str = "ours", seq: int = 3, **body: Any) -> Record:
@@ -93,23 +39,6 @@ def art(directory: Path, data: bytes, id_: str = "ours", seq: int = 3, **body: A
         **body,
     }
     return Record(WRITER, seq, "art", 0.0, 7, said, {"fold": "2"})
-
-
-def uploads(server: FarServer, directory: Path, **arguments: Any) -> Artifacts:
-    return Artifacts(server, directory, lambda: SCOPE, **arguments)  # type: ignore[arg-type]
-
-
-def send(work: Artifacts, clock: TurnedClock | None = None) -> list[SetAside]:
-    """Turn until nothing is left; ApiErrors are waited out."""
-    aside: list[SetAside] = []
-    for _ in range(10_000):
-        if not work.pending:
-            return aside
-        with contextlib.suppress(ApiError):
-            aside += work.step(1.0)
-        if clock is not None:
-            clock.turn(1.0)
-    raise AssertionError(f"does not end: {work.problem}")
 
 
 def error(code: str, status: int, **more: Any) -> ApiError:
@@ -332,7 +261,7 @@ def test_a_record_that_names_no_file_of_ours_is_set_aside(
 
 def test_files_that_would_have_too_many_parts_get_larger_ones(tmp_path: Path) -> None:
     record = art(tmp_path, b"state", size=10_000 * PART + 1)
-    assert artifacts.Artifact.parse(record).part_bytes == PART + 1
+    assert upload.Artifact.parse(record).part_bytes == PART + 1
 
 
 def test_memory_does_not_grow_with_the_file(
@@ -346,7 +275,7 @@ def test_memory_does_not_grow_with_the_file(
             self.documents[id_]["spec"]["state"] = "ready"
             return self.documents[id_]
 
-    monkeypatch.setattr(artifacts, "PART_BYTES", 1 << 20)
+    monkeypatch.setattr(upload, "PART_BYTES", 1 << 20)
     peaks = []
     for mebibytes in (4, 40):
         record = art(tmp_path, os.urandom(1 << 20) * mebibytes)
