@@ -6,7 +6,8 @@ import os
 import shutil
 import stat
 import traceback
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,16 +57,34 @@ def save_whole(payload: dict[str, Any], path: Path) -> None:
         OSError: It could not be written; its room is free again, and nothing holds it open.
         Exception: What is in the payload refuses to be saved, with the same effect.
     """
-    try:
+    with freed_on_failure(path.parent, lambda: [path]):
         torch.save(payload, path)
+
+
+@contextmanager
+def freed_on_failure(place: Path, files: Callable[[], Iterable[Path]]) -> Iterator[None]:
+    """Where torch fails to write into some files, remove them and say why, which it does not.
+
+    Args:
+        place: What is named as the place that takes no more.
+        files: Returns those that are there.
+
+    Raises:
+        OSError: One of them takes no more, or is not there.
+        BaseException: All else that comes through.
+    """
+    try:
+        yield
     except BaseException as error:
-        why = _refusal(path) if isinstance(error, RuntimeError) else None
-        with suppress(OSError):
-            os.truncate(path, 0)  # Frees its room, also where somebody holds it open.
-        discard(path)
+        written = list(files())
+        why = _why(error, written)
+        for path in written:
+            with suppress(OSError):
+                os.truncate(path, 0)  # Frees its room, also where somebody holds it open.
+            discard(path)
         _let_go(error)
         if why is not None:
-            raise OSError(why.errno, why.strerror, str(path.parent)) from error
+            raise OSError(why.errno, why.strerror, str(place)) from error
         raise
 
 
@@ -73,6 +92,14 @@ def discard(path: Path) -> None:
     """Remove a file that nobody needs, if it is there."""
     with suppress(OSError):
         os.unlink(path)
+
+
+def _why(error: BaseException, files: Iterable[Path]) -> OSError | None:
+    """Return what the disk says, where an error does not, or not of which place."""
+    if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+        return error
+    said = map(_refusal, files) if isinstance(error, RuntimeError) else ()
+    return next((each for each in said if each is not None), None)
 
 
 def _refusal(path: Path) -> OSError | None:

@@ -15,12 +15,14 @@ import pickle
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
+from launchhelm.torch._checkpoint_file import freed_on_failure
 from launchhelm.torch._collective import Links
 from launchhelm.torch._sharding import (
     Others,
@@ -73,7 +75,7 @@ def save_shards(
         rank.
 
     Raises:
-        StateError: As `full_state`; and some rank could not write.
+        StateError: As `full_state`; and some rank could not write, and holds no room any more.
         Unavailable: A rank left or died meanwhile.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -84,7 +86,8 @@ def save_shards(
         _require_parts(kind(model), others.size, process_group)
     state = own_state(model, optimizer, others)
     require_same(model, state["model"], others)
-    with others.one_mind(), _plainly(others.rank):
+    written = partial(_own_files, directory, process_group)
+    with others.one_mind(), freed_on_failure(directory, written), _plainly(others.rank):
         writer = FileSystemWriter(directory)
         save(_parts(state), storage_writer=writer, process_group=process_group)
     outline = mapped(state, outlined)
@@ -156,6 +159,12 @@ class _IndexReader(pickle.Unpickler):
         if known or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} has no place in it")
+
+
+def _own_files(directory: Path, process_group: dist.ProcessGroup | None) -> list[Path]:
+    """Return what this rank has written, as torch names it."""
+    rank = dist.get_rank(process_group) if dist.is_initialized() else 0
+    return list(directory.glob(f"__{rank}_*.distcp"))
 
 
 def _reader(directory: Path, index: Any) -> Any:

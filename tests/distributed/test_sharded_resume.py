@@ -93,6 +93,45 @@ def second(rank: int, size: int, tell: Tell, root: str, run: str) -> list[Any]:
     return [losses, weights]
 
 
+def full(rank: int, size: int, tell: Tell, root: str) -> list[Any]:
+    """On rank 1 no file may grow while the shards are saved."""
+    import resource
+
+    import launchhelm.torch as lht
+
+    life = Life(rank, root)
+    life.step()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    said = ""
+    # Not so small that the journals stop too.
+    life.tr.run.flush(delivered=False)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
+    try:
+        life.tr.save_checkpoint(sharded=True)
+    except lht.CheckpointError as error:
+        said = error.message
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    left = [str(path) for path in Path(root).glob("*/checkpoints/*/*")]
+    life.step()
+    life.tr.save_checkpoint(sharded=True)
+    life.tr.finish()
+    return [said, left]
+
+
+def test_shards_of_one_rank_that_do_not_fit_are_told_on_all_and_nothing_is_left(
+    tmp_path: Path,
+) -> None:
+    root = str(tmp_path)
+    ended = run_ranks(full, 2, deadline_s=DEADLINE_S, imports=SHARDING, root=root)
+    for one in ended:
+        said, _ = one.value
+        assert "rank 1: OSError" in said and "File too large" in said and "rank 0" not in said
+    assert ended[0].value[1] == [], "rank 0 removes the directory before it goes on"
+    (made,) = tmp_path.glob("*/checkpoints/*")
+    assert {path.name for path in made.iterdir()} == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+
+
 # The first attempt saves one whole copy, the second its shards; each is loaded by the next.
 
 

@@ -469,6 +469,31 @@ def test_a_save_that_does_not_fit_says_so_and_holds_no_room(
     trainer.save_checkpoint()
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="has no /proc")
+def test_shards_that_do_not_fit_say_so_and_hold_no_room(trainer: lht.Trainer, parts: Parts) -> None:
+    train(trainer, parts, 1)
+    shards = trainer.run.directory / layout.CHECKPOINTS
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    gc.disable()
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
+        with pytest.raises(lht.CheckpointError, match="File too large") as refused:
+            trainer.save_checkpoint(sharded=True)
+        opened = [
+            os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()
+        ]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        gc.enable()
+    assert not [name for name in opened if ".distcp" in name]
+    assert str(shards) in str(refused.value)
+    assert list(shards.iterdir()) == [] and kept_files(trainer) == []
+    train(trainer, parts, 1)
+    trainer.save_checkpoint(sharded=True)
+    (made,) = shards.iterdir()
+    assert {path.name for path in made.iterdir()} == {".metadata", "__0_0.distcp"}
+
+
 def test_a_path_that_is_no_file_is_refused_before_anything_is_written(
     trainer: lht.Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
