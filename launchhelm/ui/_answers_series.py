@@ -84,7 +84,7 @@ def series(run: OpenRun, request: Request) -> Json:
         name = names.get(shown)
         if name is None or len(found) >= MAX_SERIES:
             continue
-        if request.text("rank") == "mean":
+        if request.text("rank") == "mean" and len(_ranks_with(view, name)) > 1:
             if x != "step":
                 raise Problem(400, "bad_query", "The mean of ranks is along the steps.")
             found += _mean(run, shown, name, (low, high), px, weight, attempt)
@@ -96,8 +96,8 @@ def series(run: OpenRun, request: Request) -> Json:
                 found.append({"name": shown, "rank": rank, "attempt": attempt or "newest", **made})
                 if x == "step" and made["x"] and is_lr(name):
                     found[-1]["jumps"] = _jumps(run, name, found[-1], attempt)
-        if older and len(ranks) == 1 and x in X:
-            found += _older(run, shown, name, x, (low, high), px, ranks[0])
+        if older and request.text("rank") != "all" and x in X:
+            found += _older(run, shown, name, x, (low, high), px, ranks[0] if ranks else 0)
     ends = [each["_ends"] for each in found if "_ends" in each]
     for each in found:
         each.pop("_ends", None)
@@ -121,7 +121,7 @@ def _attempt(request: Request) -> int | None:
 
 def _ranks(view: views.RunView, name: str, request: Request) -> list[int]:
     text = request.text("rank")
-    if text and text != "all":
+    if text and text not in ("all", "mean"):
         return [request.integer("rank", 0, 0, 1 << 30)]
     ranks = _ranks_with(view, name)
     return ranks if text == "all" else ranks[:1]

@@ -7,7 +7,7 @@ import { go, runHref, set } from "../lib/address.js";
 import { count, middle, number, plural, visible } from "../lib/format.js";
 import { load, loaded } from "../lib/load.js";
 import { settings, state, update } from "../lib/state.js";
-import { axisText, summaryOf } from "../parts/chart.js";
+import { DASH_NAMES, axisText, summaryOf } from "../parts/chart.js";
 import { step } from "../parts/timeline.js";
 import { copyButton, download, empty, shown } from "../parts/words.js";
 
@@ -43,12 +43,19 @@ function refreshCurves() {
 
 const byName = () => new Map((loaded("metrics").value?.metrics ?? []).map((one) => [one.name, one]));
 
-function ask(names) {
-  const { x, from, to, smooth, attempt, rank } = state.route.query;
+function settingsOfCurves() {
+  const { x, from, to, smooth } = state.route.query;
+  const attempt = state.route.query.attempt ?? (state.run?.attempts?.length > 1 ? "all" : "");
   const px = Math.min(2000, Math.max(200, Math.round(document.querySelector("lh-chart")?.clientWidth || 600)));
-  const query = { name: names, x, from, to, px, smooth, attempt, rank };
+  return { x, from, to, px, smooth, attempt, rank: shownRank() };
+}
+
+function ask(names) {
+  const query = settingsOfCurves();
   return load(`series ${names[0]}`, async () => {
-    const answer = await api.get(path("series"), query);
+    const answer = await api.get(path("series"), { name: names, ...query });
+    // Meanwhile other settings may have been chosen, and their answer may be here already.
+    if (JSON.stringify(query) !== JSON.stringify(settingsOfCurves())) return refreshCurves();
     const kept = curves();
     for (const name of names) {
       kept.set(name, { answer, series: answer.series.filter((one) => one.name === name) });
@@ -70,7 +77,15 @@ function markers() {
 
 const inputText = (input) => Object.entries(input ?? {}).map(([name, value]) => `${name}=${typeof value === "object" ? JSON.stringify(value) : value}`).join(" ");
 
-const restarts = () => (state.run?.attempts ?? []).slice(1).map((one) => ({ x: one.resumed_from ?? 0, text: `attempt ${one.number} from step ${count(one.resumed_from ?? 0)}` }));
+// Where each attempt after the first begins, along the axis that is shown.
+function restarts(x) {
+  const { attempts = [], created_at: began } = state.run ?? {};
+  const place = { step: (one) => fromStep(one), wall: (one) => one.started_at, time: (one) => one.started_at - began }[x];
+  if (!place || state.route.query.attempt) return [];
+  return attempts.slice(1).map((one) => ({ x: place(one), text: `attempt ${one.number} from step ${count(fromStep(one))}` }));
+}
+
+const fromStep = (one) => one.resumed_from ?? one.first_step ?? 0;
 
 const touches = (marker, name) => marker.tone === "unknown" || name.includes(marker.name) || /loss/.test(name);
 
@@ -84,15 +99,8 @@ function chartData(name) {
   const version = JSON.stringify([y, withMarks, withMarks ? markers().map((one) => [one.x, one.mark]) : 0, state.run?.attempts?.length]);
   const before = made.get(name);
   if (before?.version === version) return before.data;
-  const newest = Math.max(...kept.series.map((one) => (Number.isInteger(one.attempt) ? one.attempt : 0)));
-  const series = kept.series.flatMap((one, at) => {
-    const old = Number.isInteger(one.attempt) && one.attempt < newest;
-    const label = kept.series.length > 1 && one.rank !== undefined && one.rank !== null ? `rank ${one.rank}` : name;
-    const raw = { label, x: one.x, y: one.y.map(toNumber), odd: one.odd ?? [], color: at, faint: old };
-    if (!one.smooth) return [raw];
-    return [{ ...raw, faint: true }, { label, x: one.smooth.x, y: one.smooth.y.map(toNumber), color: at, faint: old }];
-  });
-  const first = series.find((one) => !one.faint) ?? series[0];
+  const series = kept.series.flatMap((one, at) => lines(one, at, kept.series.length, name));
+  const first = series.find((one) => !one.faint && !one.edge) ?? series[0];
   const data = {
     series,
     axis: x,
@@ -100,8 +108,8 @@ function chartData(name) {
     from: from === undefined ? undefined : Number(from),
     to: to === undefined ? undefined : Number(to),
     markers: withMarks ? markers().filter((one) => touches(one, name)) : [],
-    restarts: x === "step" ? restarts() : [],
-    summary: first ? summaryOf(visible(name), { ...first, odd: series.flatMap((one) => one.odd ?? []) }, x) : `${visible(name)}: no points in this range`,
+    restarts: restarts(x),
+    summary: first ? said(name, x, { ...first, odd: series.flatMap((one) => one.odd ?? []) }) : `${visible(name)}: no points in this range`,
     empty: !series.some((one) => one.x.length || one.odd?.length),
     texts: kept.series[0]?.kind === "string" || kept.answer.kind === "string",
   };
@@ -109,7 +117,35 @@ function chartData(name) {
   return data;
 }
 
+// Ranks are brought together along the steps; along other axes their points do not meet.
+const shownRank = () => (state.route.query.rank === "mean" && state.route.query.x ? "" : state.route.query.rank);
+
 const toNumber = (value) => (typeof value === "number" ? value : Number.NaN);
+
+// What is drawn of one answer: a mean with its band, a line, or one that is smoothed over its raw
+// values. Attempts that a newer one has replaced are faint.
+function lines(one, at, amount, name) {
+  const isOld = one.attempt !== "newest" && !state.route.query.attempt;
+  const isRank = state.route.query.rank === "all";
+  const label = isOld ? `attempt ${one.attempt}` : one.band ? meanText(one) : isRank ? `rank ${one.rank}` : visible(name);
+  const line = { label, x: one.x, y: one.y.map(toNumber), odd: one.odd ?? [], jumps: one.jumps ?? [], faint: isOld,
+    color: isRank ? at : 0, dash: isRank ? DASH_NAMES[Math.floor(at / 8) % DASH_NAMES.length] : "solid" };
+  const edges = one.band ? [{ ...line, odd: [], jumps: [], y: one.band.high, edge: true }, { ...line, odd: [], jumps: [], y: one.band.low, edge: true, isBand: true }] : [];
+  if (!one.smooth) return [...edges, line];
+  const smooth = { ...line, odd: [], jumps: [], x: one.smooth.x, y: one.smooth.y.map(toNumber) };
+  return [...edges, { ...line, faint: true }, smooth];
+}
+
+const meanText = ({ ranks, of }) => (ranks === of ? `mean of ${plural(ranks, "rank")}` : `mean of ${count(ranks)} of ${count(of)} ranks`);
+
+function said(name, x, first) {
+  const { series } = curves().get(name);
+  const texts = [summaryOf(visible(name), first, x)];
+  for (const one of series.filter(({ band }) => band)) texts.push(`${meanText(one)}, from lowest to highest as a band`);
+  for (const one of restarts(x)) texts.push(one.text);
+  for (const jump of series.flatMap((one) => one.jumps ?? [])) texts.push(`jumps at step ${count(jump.x)} from ${number(jump.old)} to ${number(jump.new)}, no command or restart there`);
+  return texts.join("; ");
+}
 
 function zoom(event) {
   const range = event.detail;
@@ -156,7 +192,7 @@ function chart(metric) {
   return html`<article class=${full ? "chart full" : "chart"} aria-label=${visible(name)}>
     <header class="line">
       <h3 title=${visible(name)}>${middle(name, 34)}</h3>
-      <span class="value" title=${String(metric.last)}>${number(metric.last)}${metric.unit ? ` ${visible(metric.unit)}` : ""}</span>
+      ${meanOf(name)}<span class="value" title=${String(metric.last)}>${number(metric.last)}${metric.unit ? ` ${visible(metric.unit)}` : ""}</span>
       <span class="tools">
         <button type="button" class="small" aria-pressed=${pinned} @click=${() => togglePin(name)} title="keep on top">pin<span class="unseen"> ${visible(name)}</span></button>
         <button type="button" class="small" aria-pressed=${shownAs().has(name)} @click=${asTable} title="as table (t)">table<span class="unseen"> of ${visible(name)}</span></button>
@@ -170,22 +206,29 @@ function chart(metric) {
   </article>`;
 }
 
+function meanOf(name) {
+  const one = curves().get(name)?.series.find(({ band }) => band);
+  return one ? html`<span class="quiet nowrap">${meanText(one)}</span>` : nothing;
+}
+
 function pointsTable(name, data) {
   if (!data) return html`<p class="waiting">Reading points …</p>`;
   const [series] = curves().get(name).series;
   if (!series) return nothing;
+  const { band } = series;
+  const heads = band ? ["mean", "lowest", "highest", "ranks"] : ["value"];
   const rows = [
-    ...series.x.map((x, at) => [x, series.y[at]]),
+    ...series.x.map((x, at) => [x, series.y[at], ...(band ? [band.low[at], band.high[at], band.ranks[at]] : [])]),
     ...(series.odd ?? []).map((odd) => [odd.x, odd.nan ? "NaN" : odd.inf ? "Infinity" : "-Infinity"]),
   ].sort((a, b) => a[0] - b[0]);
-  const csv = () => download(`${name.replaceAll("/", "_")}.csv`, `${data.axis},value\n${rows.map((row) => row.join()).join("\n")}\n`, "text/csv");
+  const csv = () => download(`${name.replaceAll("/", "_")}.csv`, `${[data.axis, ...heads].join()}\n${rows.map((row) => row.join()).join("\n")}\n`, "text/csv");
   return html`<p>${data.texts ? "" : data.summary}</p>
     <p class="line"><button type="button" class="small" @click=${csv}>save as CSV</button>
       ${copyButton(location.href, "copy link", `to ${name}`)}
       <span class="quiet">${series.exact === false ? `thinned from ${plural(series.points, "point")}` : plural(rows.length, "point")}</span></p>
     <div class="scroll short" tabindex="0" role="region" aria-label=${`points of ${visible(name)}`}><table>
-      <thead><tr><th scope="col" class="number">${data.axis}</th><th scope="col" class="number">value</th></tr></thead>
-      <tbody>${rows.slice(-TABLE_ROWS).map(([x, y]) => html`<tr><td class="number">${axisText(data.axis, x)}</td><td class="number" title=${String(y)}>${number(y)}</td></tr>`)}</tbody>
+      <thead><tr><th scope="col" class="number">${data.axis}</th>${heads.map((head) => html`<th scope="col" class="number">${head}</th>`)}</tr></thead>
+      <tbody>${rows.slice(-TABLE_ROWS).map(([x, ...ys]) => html`<tr><td class="number">${axisText(data.axis, x)}</td>${ys.map((y) => html`<td class="number" title=${String(y)}>${number(y)}</td>`)}</tr>`)}</tbody>
     </table></div>`;
 }
 
@@ -208,12 +251,17 @@ function tools(metrics) {
     <label>metrics <input type="search" data-search .value=${query.metrics ?? ""} placeholder="loss|lr" spellcheck="false"
       @input=${(event) => set({ metrics: event.target.value })}></label>
     <label><input type="checkbox" .checked=${query.marks !== "0"} @change=${(event) => again({ marks: event.target.checked ? "" : "0" })}> commands</label>
-    ${state.run?.world_size > 1 ? html`<label><input type="checkbox" .checked=${query.rank === "all"}
-      @change=${(event) => again({ rank: event.target.checked ? "all" : "" })}> each rank</label>` : nothing}
+    ${state.run?.world_size > 1 || query.rank ? choice("rank", "ranks", ...rankChoices(query)) : nothing}
     ${query.from !== undefined || query.to !== undefined
       ? html`<button type="button" @click=${() => zoom({ detail: null })}>Whole range <kbd>0</kbd></button>` : nothing}
     <button type="button" aria-pressed=${state.paused} @click=${pause}>${state.paused ? `Paused${state.missed ? `, ${state.missed} new` : ""}` : "Pause"}</button>
   </div>`;
+}
+
+function rankChoices({ rank, x }) {
+  const one = rank && rank !== "all" && rank !== "mean" ? [rank] : [];
+  const mean = x ? [] : ["mean"];
+  return [["", ...mean, "all", ...one], ["coordinator", ...mean.map(() => "mean and band"), "each rank", ...one.map((text) => `rank ${text}`)]];
 }
 
 function pause() {

@@ -2,7 +2,8 @@
 // values that are no numbers, and tells of zooming by "zoom" and of being on screen by "seen".
 //
 // data: {
-//   series: [{label, x, y, odd, color, dash, faint, bandOf}],   x ascending, y may hold null
+//   series: [{label, x, y, odd, jumps, color, dash, faint, edge, isBand}],   x ascending, y may hold
+//     null; an edge has no line of its own, and between one that isBand and the one before it is filled
 //   markers: [{x, mark, text, tone}],  restarts: [{x, text}],
 //   axis: "step" | "time" | "wall" | ..., log, from, to, summary,
 // }
@@ -12,8 +13,11 @@ import { say } from "../lib/state.js";
 
 const HEIGHT = 190;
 const DASHES = { solid: [], dashed: [8, 4], dotted: [2, 3], mixed: [8, 3, 2, 3] };
+export const DASH_NAMES = Object.keys(DASHES);
 const FONT = "11px system-ui, sans-serif";
 const MOST_LABELS = 12;
+const MOST_LANES = 4;
+const NEAR_PX = 8;
 const FEW_POINTS = 40; // So few are drawn as points too; a line needs two.
 
 export const axisText = (axis, value) => {
@@ -76,6 +80,7 @@ class Chart extends HTMLElement {
     const get = (name) => style.getPropertyValue(name).trim();
     return {
       text: get("--quiet"),
+      page: get("--page"),
       grid: get("--grid"),
       bad: get("--bad"),
       unknown: get("--unknown"),
@@ -96,7 +101,7 @@ class Chart extends HTMLElement {
     if (!data || !this.frame) return;
     this.frame.setAttribute("aria-label", data.summary || "no points");
     if (!this.isSeen && this.plot) return;
-    const shape = JSON.stringify([data.series.map((one) => [one.label, one.color, one.dash, one.faint, one.bandOf]), data.axis, data.log]);
+    const shape = JSON.stringify([data.series.map((one) => [one.label, one.color, one.dash, one.faint, one.edge]), data.axis, data.log]);
     const columns = joined(data.series, data.log);
     if (!this.plot || shape !== this.shape) {
       this.plot?.destroy();
@@ -141,12 +146,12 @@ class Chart extends HTMLElement {
       series: [{}, ...data.series.map((one) => ({
         label: one.label,
         stroke: palette.series(one.color ?? 0),
-        width: one.faint ? 0.75 : 1.75,
-        alpha: one.faint ? 0.45 : 1,
+        width: one.edge ? 0 : one.faint ? 1 : 1.75,
+        alpha: one.faint ? 0.55 : 1,
         dash: DASHES[one.dash] ?? [],
-        points: { show: (plot, at) => !one.faint && this.given.series[at - 1].x.length < FEW_POINTS, size: 4 },
+        points: { show: (plot, at) => !one.faint && !one.edge && this.given.series[at - 1].x.length < FEW_POINTS, size: 4 },
       }))],
-      bands: data.series.flatMap((one, at) => one.bandOf === undefined ? [] : [{ series: [at + 1, one.bandOf + 1], fill: `${palette.series(one.color ?? 0)}22` }]),
+      bands: data.series.flatMap((one, at) => (one.isBand ? [{ series: [at, at + 1], fill: `${palette.series(one.color ?? 0)}33` }] : [])),
       hooks: {
         draw: [(plot) => this.marks(plot)],
         setCursor: [() => this.read()],
@@ -193,13 +198,20 @@ class Chart extends HTMLElement {
       ctx.stroke();
       return at;
     };
-    for (const { x } of restarts.filter((one) => inside(one.x))) line(x, this.palette.text, [1, 3]);
+    this.named(plot, restarts.filter((one) => inside(one.x)), line);
     const shown = markers.filter((one) => inside(one.x));
     for (const { x, mark, tone } of shown) {
       const color = this.palette[tone] || this.palette.text;
       const at = line(x, color, mark === "◆" ? [2, 4] : [6, 3]);
       ctx.fillStyle = color;
       if (shown.length <= MOST_LABELS) ctx.fillText(mark, at, bbox.top + bbox.height - 4 * scale);
+    }
+    ctx.strokeStyle = this.palette.unknown;
+    ctx.setLineDash([]);
+    for (const jump of series.flatMap((one) => one.jumps ?? []).filter((one) => inside(one.x))) {
+      ctx.beginPath();
+      ctx.arc(plot.valToPos(jump.x, "x", true), plot.valToPos(jump.new, "y", true), 3.5 * scale, 0, 2 * Math.PI);
+      ctx.stroke();
     }
     ctx.fillStyle = this.palette.bad;
     for (const [left, odd] of this.oddGroups(plot, series, inside)) {
@@ -208,6 +220,31 @@ class Chart extends HTMLElement {
       ctx.fillText(oddText(odd), Math.max(at, bbox.left + 20 * scale), bbox.top - 3 * scale);
     }
     ctx.restore();
+  }
+
+  // Restarts: a dotted line each, with its words beside it, below those that they would cover.
+  named(plot, restarts, line) {
+    const { ctx, bbox } = plot;
+    const scale = devicePixelRatio || 1;
+    const ends = [];
+    ctx.fillStyle = this.palette.text;
+    ctx.textAlign = "left";
+    for (const { x, text } of restarts) {
+      const at = line(x, this.palette.text, [1, 3]);
+      const width = ctx.measureText(text).width;
+      const left = Math.max(bbox.left, Math.min(at + 4 * scale, bbox.left + bbox.width - width));
+      const free = ends.findIndex((end) => end < left);
+      const lane = free < 0 ? ends.length : free;
+      ends[lane] = left + width + 4 * scale;
+      if (lane >= MOST_LANES) continue;
+      const top = bbox.top + (11 + 13 * lane) * scale;
+      ctx.setLineDash([]);
+      ctx.strokeStyle = this.palette.page;
+      ctx.lineWidth = 4 * scale;
+      ctx.strokeText(text, left, top);
+      ctx.fillText(text, left, top);
+    }
+    ctx.textAlign = "center";
   }
 
   // Odd points whose labels would cover each other are counted together.
@@ -232,11 +269,13 @@ class Chart extends HTMLElement {
     const at = plot.cursor.idx;
     const x = at === null || at === undefined ? null : plot.data[0][at];
     const texts = given.series.flatMap((one, index) => {
-      if (one.faint || one.bandOf !== undefined) return [];
+      if (one.faint || one.edge) return [];
       const value = nearest(plot.data[index + 1], at);
       return value === null ? [] : [`${given.series.length > 1 ? `${one.label} ` : ""}${number(value)}`];
     });
-    this.readout.textContent = x === null || !texts.length ? "" : `${given.axis} ${axisText(given.axis, x)}: ${texts.slice(0, 6).join(" · ")}`;
+    const jump = x !== null && given.series.flatMap((one) => one.jumps ?? []).find((one) => Math.abs(plot.valToPos(one.x, "x") - plot.valToPos(x, "x")) < NEAR_PX);
+    const why = jump ? ` · jumped from ${number(jump.old)} to ${number(jump.new)}, no command or restart there` : "";
+    this.readout.textContent = x === null || !texts.length ? "" : `${given.axis} ${axisText(given.axis, x)}: ${texts.slice(0, 6).join(" · ")}${why}`;
   }
 
   onKey(event) {

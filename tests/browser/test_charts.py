@@ -1,0 +1,176 @@
+"""What charts show of several ranks and attempts, of commands, and of several runs side by side."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launchhelm.records import Command, Outcome
+from launchhelm.store.manifest import Attempt, take_attempt
+from tests.support.browser import DEADLINE_MS, Dashboard, looking
+from tests.support.cli_runs import Journal, MadeRun
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page
+
+RANKS = 3
+LR = "optim/lr/group0"
+
+pytestmark = pytest.mark.timeout(240)
+
+# What is drawn on canvases is kept, so that a test can read it.
+WRITTEN = """
+    window.written = [];
+    const fillText = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+        window.written.push(text);
+        return fillText.call(this, text, ...rest);
+    };
+"""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The dashboard, and the ids of the runs that it shows."""
+
+    dashboard: Dashboard
+    resumed: str
+    other: str
+
+
+def _train(journal: Journal, first: int, last: int, rate: float = 0.01, tilt: float = 0.0) -> None:
+    for step in range(first, last):
+        loss = 2 + math.exp(-step / 80) + tilt + 0.2 * journal.writer.rank
+        values = {"train/loss": loss}
+        if not journal.writer.rank:
+            values[LR] = rate * (0.3 if step >= 150 else 1.0)
+        journal.add("m", values, step=step)
+
+
+def _halved(run: MadeRun, id_: str, step: int) -> None:
+    outcome = Outcome("", "applied", applied_at={"step": step}, applied_on=RANKS, of=RANKS)
+    run.conclude(Command(id_, "lr", {"scale": 0.5}, issued_by="alice"), outcome, step=step)
+
+
+def _resumed(root: Path) -> str:
+    """Three ranks whose second attempt logged steps 100 to 120 again; lr jumps at 150."""
+    run = MadeRun(root, "resumed", ranks=RANKS).train(1)
+    for journal in run.journals:
+        _train(journal, 2, 120, tilt=0.3)
+        journal.add("close", {"state": "terminated", "close_run": False}, step=119)
+    take_attempt(run.path, Attempt(0, 1, {}, 1_796_022_506.0, RANKS, "gpu-000"))
+    run.journals = [Journal(run.path, rank, attempt=2, world=RANKS) for rank in range(RANKS)]
+    for journal in run.journals:
+        _train(journal, 100, 200)
+        journal.beat(199)
+    _halved(run, "halved-resumed", 180)
+    return run.run_id
+
+
+def _other(root: Path) -> str:
+    """One rank that begins at step 40."""
+    run = MadeRun(root, "other", config={"lr": 0.02})
+    _train(run.journals[0], 40, 160, rate=0.02, tilt=-0.5)
+    _halved(run, "halved-other", 90)
+    run.end(step=159)
+    return run.run_id
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+    root = tmp_path_factory.mktemp("runs")
+    resumed, other = _resumed(root), _other(root)
+    with Dashboard(root) as dashboard:
+        yield Shown(dashboard, resumed, other)
+
+
+def _choice(page: Page, label: str) -> Locator:
+    return page.get_by_role("combobox", name=re.compile(f"^{label}"))
+
+
+def test_ranks_come_together_as_a_mean_with_its_band_or_one_by_one(
+    shown: Shown, browser: Browser, shoot: Callable[[Page, str], None]
+) -> None:
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=DEADLINE_MS)
+    with looking(browser, base=shown.dashboard.base) as page:
+        page.goto(shown.dashboard.url(f"/run/{shown.resumed}"))
+        plot = page.locator('.plot[aria-label^="train/loss: last"]')
+        expect(plot).not_to_have_attribute("aria-label", re.compile("mean"))
+        _choice(page, "ranks").select_option("mean")
+        expect(plot).to_have_attribute("aria-label", re.compile("mean of 3 ranks, from lowest"))
+        card = page.locator("article", has=page.get_by_role("heading", name="train/loss"))
+        expect(card).to_contain_text("mean of 3 ranks")
+        # The band is filled: between the ranks, where no line is, there is another colour.
+        painted = card.locator("lh-chart").evaluate(
+            """(chart) => {
+                const { plot } = chart;
+                const place = (value, axis) => Math.round(plot.valToPos(value, axis, true));
+                const mean = chart.data.series.at(-1);
+                const y = mean.y[mean.x.indexOf(60)];
+                const [above, inside] = [place(y + 0.3, "y"), place(y + 0.1, "y")];
+                const { data } = plot.ctx.getImageData(place(60, "x"), above, 1, inside - above);
+                return [[...data.slice(0, 4)], [...data.slice(-4)]];
+            }"""
+        )
+        assert painted[0] != painted[1], f"no band: {painted}"
+        card.get_by_role("button", name="table of train/loss").click()
+        heads = card.locator("th[scope=col]")
+        expect(heads).to_have_text(["step", "mean", "lowest", "highest", "ranks"])
+        shoot(page, "charts-mean-of-ranks")
+        _choice(page, "ranks").select_option("all")
+        expect(plot).not_to_have_attribute("aria-label", re.compile("mean"))
+        labels = card.locator("lh-chart").evaluate(
+            "(chart) => chart.data.series.map((one) => one.label)"
+        )
+        assert labels == ["rank 0", "rank 1", "rank 2"]
+
+
+def test_a_restart_has_a_named_line_and_what_was_repeated_is_faint(
+    shown: Shown, browser: Browser, shoot: Callable[[Page, str], None]
+) -> None:
+    from playwright.sync_api import expect
+
+    with looking(browser, base=shown.dashboard.base) as page:
+        page.add_init_script(WRITTEN)
+        page.goto(shown.dashboard.url(f"/run/{shown.resumed}"))
+        plot = page.locator('.plot[aria-label^="train/loss: last"]')
+        said = re.compile("attempt 2 from step 100")
+        expect(plot).to_have_attribute("aria-label", said, timeout=DEADLINE_MS)
+        assert "attempt 2 from step 100" in page.evaluate("window.written")
+        series = page.locator("lh-chart").first.evaluate(
+            """(chart) => chart.data.series.map(
+                ({ label, faint, x }) => [label, faint, x[0], x.at(-1)]
+            )"""
+        )
+        assert series == [["train/loss", False, 1, 199], ["attempt 1", True, 100, 119]]
+        shoot(page, "charts-attempts")
+        # One attempt alone has neither.
+        _choice(page, "attempt").select_option("1")
+        expect(plot).not_to_have_attribute("aria-label", said, timeout=DEADLINE_MS)
+
+
+def test_only_a_jump_of_the_learning_rate_that_nothing_explains_is_marked(
+    shown: Shown, browser: Browser
+) -> None:
+    from playwright.sync_api import expect
+
+    with looking(browser, base=shown.dashboard.base) as page:
+        page.goto(shown.dashboard.url(f"/run/{shown.resumed}"))
+        plot = page.locator(f'.plot[aria-label^="{LR}: last"]')
+        expect(plot).to_have_attribute(
+            "aria-label",
+            re.compile("jumps at step 150 from 0.01 to 0.003, no command or restart there"),
+            timeout=DEADLINE_MS,
+        )
+        jumps = page.locator("lh-chart").evaluate_all(
+            "(charts) => charts.flatMap((one) => one.data?.series.flatMap(({ jumps }) => jumps))"
+        )
+        assert [jump["x"] for jump in jumps] == [150]
