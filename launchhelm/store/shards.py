@@ -65,8 +65,10 @@ def parts_of(checkpoint: Path) -> str:
 
     try:
         with zipfile.ZipFile(checkpoint) as archive:
-            name = next(it for it in archive.namelist() if it.endswith("/data.pkl"))
-            with archive.open(name) as file:
+            entry = next(it for it in archive.infolist() if it.filename.endswith("/data.pkl"))
+            if entry.compress_type != zipfile.ZIP_STORED:
+                return ""  # Not torch's, and there is no telling how large it becomes.
+            with archive.open(entry) as file:
                 ours = _read(file).get(_OURS)
         return Path(str(ours[_PARTS])).name
     except Exception:  # No checkpoint, a damaged one, or one that is whole in its file.
