@@ -94,8 +94,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Serve, or do one of the actions."""
     try:
         from launchhelm.cli import _serve_keys
+
+        if not arguments.words:
+            from launchhelm.cli import _served_pages  # noqa: F401
     except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn", "anyio"):
+        if error.name not in ("starlette", "uvicorn", "anyio", "a2wsgi"):
             raise
         raise ConfigError(
             f"{error.name} is not installed.",
@@ -125,6 +128,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 def _serve(arguments: argparse.Namespace, output: Output) -> int:
     from launchhelm.cli import _serve_keys
+    from launchhelm.cli._served_pages import BASE, ServedPages
     from syncer.server import data
     from syncer.server.serve import Address, Service
 
@@ -166,12 +170,15 @@ def _serve(arguments: argparse.Namespace, output: Output) -> int:
 
         def ready(url: str) -> None:
             if output.json:
-                output.document({"url": url, "data": str(directory)})
+                output.document({"url": url, "data": str(directory), "dashboard": url + BASE})
             else:
-                output.line(f"Serving {url} from {directory}")
+                output.line(f"Serving {url} from {directory}; dashboard {url}{BASE}/")
             output.flush()
 
-        Service(server, address, ready).serve_until_stopped()
+        pages = ServedPages(server)
+        Service(
+            server, address, ready, beside=pages.beside, stopping=pages.close
+        ).serve_until_stopped()
     finally:
         server.database.close()
     return Exit.DONE

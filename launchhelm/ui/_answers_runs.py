@@ -30,7 +30,7 @@ def info(board: Board, mode: str, version: str) -> Json:
     """Say what this server is and shows."""
     return {
         "version": version,
-        "roots": [plain(str(root)) for root in board.roots],
+        "roots": [plain(name) for name in board.names],
         "user": getpass.getuser() if mode == "directory" else "",
         "read_only": board.read_only,
         "thresholds": {"late_s": views.LATE_S, "silent_s": views.SILENT_S},

@@ -42,7 +42,7 @@ _LIVE: Final = frozenset({"starting", "running"})
 
 
 @dataclass(slots=True)
-class _Place:
+class Place:
     """One directory under a root."""
 
     directory: Path
@@ -62,6 +62,8 @@ class OpenRun:
     beats: Beats = field(default_factory=Beats)
     lock: threading.RLock = field(default_factory=threading.RLock)
     looked_at: float = -1e9
+    share: float = 1.0
+    """How much of its points is there; less than all while a server's run is being copied."""
 
 
 class Board:
@@ -77,9 +79,10 @@ class Board:
     ) -> None:
         self.roots = [root.absolute() for root in roots]
         self.read_only = read_only
+        self.names = [str(root) for root in self.roots]
         self.clock = clock
         self._observer = Observer(clock)
-        self._places: dict[Path, _Place] = {}
+        self._places: dict[Path, Place] = {}
         self._problems: dict[Path, str] = {}
         self._listed_at = -1e9
         self._open: OrderedDict[str, OpenRun] = OrderedDict()
@@ -133,14 +136,14 @@ class Board:
                 there += run_directories(root)
             except LaunchHelmError as error:
                 self._problems[root] = error.message
-        self._places = {path: self._places.get(path) or _Place(path) for path in there}
+        self._places = {path: self._places.get(path) or Place(path) for path in there}
 
-    def _is_due(self, place: _Place, now: float) -> bool:
+    def _is_due(self, place: Place, now: float) -> bool:
         summary = place.summary
         is_live = summary is not None and summary.state.word in _LIVE
         return now - place.looked_at >= (LIVE_S if is_live else IDLE_S)
 
-    def _look_at(self, place: _Place) -> None:
+    def _look_at(self, place: Place) -> None:
         first = place.looked_at < 0
         place.looked_at = self.clock.monotonic()
         summary = place.summary

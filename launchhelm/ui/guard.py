@@ -70,7 +70,7 @@ class Guard:
         if is_page:
             return
         origin = request.header("Origin")
-        if origin and not _is_same(origin, host):
+        if origin and not is_same_origin(origin, host):
             raise Problem(403, "foreign_origin", "The request comes from another site's page.")
         if request.header("Sec-Fetch-Site") not in ("", "same-origin", "none"):
             raise Problem(403, "foreign_origin", "The request comes from another site's page.")
@@ -117,7 +117,8 @@ def _without_port(host: str) -> str:
     return head if is_port and (not head.startswith("[") or head.endswith("]")) else host
 
 
-def _is_same(origin: str, host: str) -> bool:
+def is_same_origin(origin: str, host: str) -> bool:
+    """Whether an Origin header names the host of a Host header."""
     try:
         parts = urlsplit(origin)
     except ValueError:

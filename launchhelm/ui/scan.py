@@ -87,6 +87,12 @@ class Scanner:
             del self._streams[:-MAX_STREAMS]
         return self._events(me, watch, ids, cursor)
 
+    def close(self) -> None:
+        """End all streams at once."""
+        with self._changed:
+            self._streams.clear()
+            self._changed.notify_all()
+
     def _events(self, me: object, watch: list[str], ids: list[str], cursor: str) -> Iterator[bytes]:
         try:
             self._start()

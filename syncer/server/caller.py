@@ -113,14 +113,28 @@ def authenticate(server: Server, request: HTTPConnection) -> Caller:
     Raises:
         ServerError: 401 without a valid key; 404 or 403 for another organisation.
     """
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return caller_of(
+        server, request.headers.get("authorization", ""), request.path_params.get("org")
+    )
+
+
+def caller_of(server: Server, authorization: str, spelled: str | None = None) -> Caller:
+    """Find the key that an Authorization header holds.
+
+    Args:
+        spelled: The organisation as a path has it; None where there is none to be checked.
+
+    Raises:
+        ServerError: As `authenticate`.
+    """
+    scheme, _, token = authorization.partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         raise unauthorized("Send a key: Authorization: Bearer <key>.")
     with server.database.read() as connection:
         key = accounts.find_key(connection, token.strip(), server.clock.wall())
         if key is None:
             raise unauthorized("The key is unknown, expired or revoked.")
-        spelled = str(request.path_params.get("org", key.organization_id))
+        spelled = key.organization_id if spelled is None else str(spelled)
         if canonical_id(spelled) != key.organization_id:
             if accounts.organization(connection, canonical_id(spelled)) is None:
                 raise not_found("There is no such organisation.")

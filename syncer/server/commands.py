@@ -20,7 +20,7 @@ from syncer.api import wire
 from syncer.server import claims, documents, ledger, lifecycle, moves, sessions, submission
 from syncer.server.caller import Caller, canonical_id
 from syncer.server.endpoint import endpoint
-from syncer.server.errors import conflict, validation
+from syncer.server.errors import conflict, not_found, validation
 from syncer.server.ledger import Entry
 from syncer.server.lifecycle import Life
 from syncer.server.state import Server
@@ -49,7 +49,15 @@ def routes() -> list[Route]:
 
 def submit(server: Server, caller: Caller, request: Request, body: JSONObject) -> JSONObject:
     """Take a command, or return the one that was submitted with the same Idempotency-Key."""
-    key = request.headers.get("idempotency-key", "")
+    return give(server, caller, request.headers.get("idempotency-key", ""), body)
+
+
+def give(server: Server, caller: Caller, key: str, body: JSONObject) -> JSONObject:
+    """Take a command under its Idempotency-Key, as `submit` does.
+
+    Raises:
+        ServerError: It is not taken.
+    """
     if not 0 < len(key) <= MAX_KEY:
         raise validation(f"A command needs an Idempotency-Key of 1 to {MAX_KEY} characters.")
     wanted = submission.read(body)
@@ -122,6 +130,22 @@ def of_run(server: Server, caller: Caller, request: Request, body: JSONObject) -
 def approve(server: Server, caller: Caller, request: Request, body: JSONObject) -> JSONObject:
     """Release a command that waits for approval."""
     return _decide(server, caller, request, body, "approved", lifecycle.approve)
+
+
+def take_back(server: Server, caller: Caller, command_id: str) -> None:
+    """Take back a command that nobody has claimed.
+
+    Raises:
+        ServerError: There is none, it is too late, or the key may not.
+    """
+    now = server.clock.wall()
+    with server.database.write() as connection:
+        entry = ledger.find(connection, canonical_id(command_id))
+        if entry is None or entry.organization_id != caller.organization:
+            raise not_found("There is no such command.")
+        caller.require("command.approve", entry.request["scope"])
+        moves.move(connection, entry, "cancelled", now, lifecycle.cancel, by=caller.name)
+    server.wake.notify(entry.participant_id)
 
 
 def cancel(server: Server, caller: Caller, request: Request, body: JSONObject) -> JSONObject:

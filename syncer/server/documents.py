@@ -143,6 +143,28 @@ def insert(
     return document
 
 
+def of_run(
+    connection: sqlite3.Connection, run_id: str, kind: str, *, after: int = 0
+) -> list[Document]:
+    """Return the documents of a kind in a run, in the order of creation, from a place on."""
+    rows = connection.execute(
+        "SELECT * FROM documents WHERE run_id = ? AND kind = ? AND place > ? ORDER BY place",
+        (run_id, kind, after),
+    )
+    return list(map(_document, rows))
+
+
+def of_organization(
+    connection: sqlite3.Connection, organization_id: str, kind: str
+) -> list[Document]:
+    """Return all documents of a kind, in the order of creation."""
+    rows = connection.execute(
+        "SELECT * FROM documents WHERE organization_id = ? AND kind = ? ORDER BY place",
+        (organization_id, kind),
+    )
+    return list(map(_document, rows))
+
+
 def project_named(connection: sqlite3.Connection, organization_id: str, name: str) -> str:
     """Return the id of a project by its exact name, or ""."""
     row = connection.execute(

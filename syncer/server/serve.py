@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 
@@ -83,15 +83,23 @@ class Service(uvicorn.Server):
 
     Args:
         ready: Called once with the URL.
+        beside: Returns the application that is served, given ours: with pages beside it.
+        stopping: Called once the service stops, to end what would go on for long.
     """
 
     def __init__(
-        self, server: Server, address: Address, ready: Callable[[str], None] = lambda url: None
+        self,
+        server: Server,
+        address: Address,
+        ready: Callable[[str], None] = lambda url: None,
+        *,
+        beside: Callable[[Any], Any] = lambda app: app,  # Any: an ASGI application.
+        stopping: Callable[[], None] = lambda: None,
     ) -> None:
         address.check()
         super().__init__(
             uvicorn.Config(
-                application(server),
+                beside(application(server)),
                 host=address.host,
                 port=address.port,
                 ssl_certfile=address.certificate or None,
@@ -108,6 +116,7 @@ class Service(uvicorn.Server):
         self._state = server
         self._address = address
         self._ready = ready
+        self._stopping = stopping
 
     def serve_until_stopped(self) -> None:
         """Serve until a signal comes or `should_exit` is set; the port is free afterwards.
@@ -138,6 +147,7 @@ class Service(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let nobody wait for a command any more, then finish what is in flight."""
         self._state.wake.close()
+        self._stopping()
         await super().shutdown(sockets)
 
     @contextlib.contextmanager

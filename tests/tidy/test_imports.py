@@ -33,8 +33,11 @@ MAY_IMPORT = {
     "syncer": STORE | {"values", "views", "api"},
     # Storage of its own, so that a mistake shared with the run directory cannot hide.
     "server": FLOOR | {"values", "controls", "api"},
+    # The way back of the syncer's mapping, so that the dashboard can show what a server holds.
+    "mirror": STORE | {"values", "views", "syncer", "server"},
     "ui": BELOW_RUN | {"views"},
-    "cli": RUN | {"ui", "system", "export", "snapshot", "doctor", "api", "syncer", "server"},
+    "cli": RUN
+    | {"ui", "system", "export", "snapshot", "doctor", "api", "syncer", "server", "mirror"},
 }
 PART_OF = {
     **dict.fromkeys(
@@ -96,6 +99,7 @@ THIRD_PARTY = {
     "watchdog": {"syncer"},
     "starlette": {"server"},
     "uvicorn": {"server"},
+    "a2wsgi": {"cli"},
     "pyarrow": {"export"},
     "numpy": set(),
 }
@@ -107,7 +111,7 @@ def part_of(module: str) -> str:
     if module == "syncer.__main__":  # The verb under another name.
         return "cli"
     if names[0] == "syncer":
-        return names[1] if names[1:2] in (["api"], ["server"]) else "syncer"
+        return names[1] if names[1:2] in (["api"], ["server"], ["mirror"]) else "syncer"
     name = names[1] if len(names) > 1 else "__init__"
     if name.startswith("_run"):  # Pieces of run.py.
         return "run"

@@ -1,0 +1,1 @@
+"""A server's runs as run directories, so that what reads those can read these."""
