@@ -17,7 +17,7 @@ from launchhelm.ui.request import Problem
 from launchhelm.views.liveness import Age, Observer
 from syncer.api import wire
 from syncer.mirror.shelf import Kept, Shelf
-from syncer.server import accounts, commands, documents, sessions
+from syncer.server import accounts, commands, documents, ledger, sessions
 from syncer.server.caller import Caller
 from syncer.server.errors import ServerError
 from syncer.server.submission import MAX_REASON
@@ -125,7 +125,8 @@ class ServedBoard(Board):
     @contextlib.contextmanager
     def open(self, id_: str, *, fresh: bool = False) -> Iterator[OpenRun]:
         """Give a run to one thread, its mirror brought up to date not long ago, or now."""
-        kept = self._kept[self.find(id_).directory]
+        summary = self.find(id_)
+        kept = self._kept[summary.directory]
         now = self.clock.monotonic()
         if fresh or now - self._updated[kept.directory] >= FRESH_S:
             self._update(kept, UPDATE_S)
@@ -163,13 +164,22 @@ class ServedBoard(Board):
                 commands.take_back(server, self._caller, id_)
             else:
                 answer = commands.give(
-                    server, self._caller, command.id, self._request(kept, command)
+                    server, self._caller, self._key(command.id), self._request(kept, command)
                 )
                 id_ = str(answer["id"])
         except ServerError as error:
             raise Problem(error.status, error.code, error.message, kept=NOTHING_SENT) from error
         self._update(kept, UPDATE_S)
         return id_
+
+    def known_as(self, id_: str) -> str:
+        """Return the server's id of a command that the page sent under one of its own."""
+        with self._shelf.server.database.read() as connection:
+            entry = ledger.find_by_key(connection, self._caller.organization, self._key(id_))
+        return id_ if entry is None else entry.id
+
+    def _key(self, id_: str) -> str:
+        return f"dashboard:{self._caller.key_id}:{id_}"
 
     def _request(self, kept: Kept, command: Command) -> dict[str, Any]:
         offered = self._shelf.mirror(kept).capabilities.get(command.name)

@@ -7,6 +7,7 @@ a2wsgi. Nothing is asked of the API over HTTP.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
@@ -99,6 +100,7 @@ class ServedPages:
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
         """Answer one request as WSGI has it."""
+        environ["wsgi.errors"] = sys.stderr  # Programs read what goes to the other one.
         app = self._nobody
         if str(environ.get("PATH_INFO", "")).startswith(f"{BASE}{API}"):
             try:

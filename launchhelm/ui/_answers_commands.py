@@ -181,12 +181,12 @@ def give(board: Board, view: views.RunView, body: Json) -> tuple[int, Json]:
         raise _bad({"id": "8 to 128 letters, digits, - and _"})
     command, problems = _read(view, body, id=id_)
     problems |= board.misfits(command)
-    known = view.command(id_)
+    known = view.command(board.known_as(id_))
     if known is not None:
         # Sent again, after an answer that was lost.
         if problems or not _is_same(known, command):
             raise Problem(409, "other_body", "That id is another command's.", kept=NOTHING_SENT)
-        return 200, {"id": id_, "written": True}
+        return 200, {"id": known.id, "written": True}
     if problems:
         raise _bad(problems)
     refusal = _refusal(view, command)

@@ -176,6 +176,10 @@ class Board:
         """Say by field what of a command cannot be sent from here, whatever the run."""
         return {}
 
+    def known_as(self, id_: str) -> str:
+        """Return the id by which a run knows a command that was sent from here under one."""
+        return id_
+
     def send(self, view: views.RunView, command: Command) -> str:
         """Send a command on its way, once for its id; return the id by which the run knows it.
 

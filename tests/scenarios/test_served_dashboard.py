@@ -121,3 +121,107 @@ def test_a_synced_run_is_answered_as_its_directory_is(tmp_path: Path, server: V1
     assert set(rows["not_reported"]) == {"phase_s", "step_ms", "wait_ms"}
     assert "not_here" in far.get("sync")
     assert far.get("info")["mode"] == "server"
+
+
+def test_a_command_from_the_page_is_applied_and_stands_in_both_ledgers(
+    tmp_path: Path, server: V1Server
+) -> None:
+    root = tmp_path / "runs"
+    sync = SyncCommand(tmp_path, server.url, server.key)
+    with training(root, tmp_path / "said") as job, sync.watching(root):
+        desk = Desk(server, job.directory.name)
+        desk.capability("set_lr")
+        desk.session(desk.leader())
+        desk.close()
+        page, run = Served(server), f"runs/{job.directory.name}"
+        assert page.get(run)["rights"] == {"can_control": True, "reason": ""}
+        until(lambda: page.get(run)["state"] == "running", "a run that runs")
+        controls = page.get(f"{run}/controls")
+        assert {each["name"] for each in controls["controls"]} == {"set_lr", "set_never"}
+        assert not controls["refusal"], controls
+
+        body = {"name": "set_lr", "input": {"lr": 0.5}, "first_step": None, "last_step": None}
+        checked = page.ask(f"/api/1/{run}/commands/check", body).json()
+        assert checked["valid"] and not checked["guards"], checked
+        scheduled = page.ask(f"/api/1/{run}/commands/check", {**body, "first_step": 9}).json()
+        assert not scheduled["valid"] and "first_step" in scheduled["fields"]
+        frozen = page.ask(f"/api/1/{run}/commands/check", {"name": "run:freeze", "input": {}})
+        assert not frozen.json()["valid"]
+
+        sent = {**body, "id": "page-command-1", "reason": "it is too low", "confirmed": True}
+        first, again = (page.ask(f"/api/1/{run}/commands", sent) for _ in range(2))
+        assert (first.status_code, again.status_code) == (201, 200), (first.text, again.text)
+        id_ = first.json()["id"]
+        assert again.json()["id"] == id_
+
+        def ended() -> Any:
+            found = {each["id"]: each for each in page.get(f"{run}/commands")["commands"]}
+            return found[id_] if found[id_]["state"] == "applied" else None
+
+        far = until(ended, "the outcome")
+        assert job.applied == [0.5]
+        near = Dashboard(root)
+        (here,) = near.get(f"{run}/commands")["commands"]
+        same = ("id", "name", "input", "reason", "state", "text", "applied_step", "applied_on")
+        assert {name: far[name] for name in same} == {name: here[name] for name in same}
+        assert far["via"] == "server" and far["applied_step"] is not None
+
+        # One that nobody takes waits, and can be taken back.
+        waiting = {"name": "set_never", "input": {"lr": 1.0}, "id": "page-command-2"}
+        answer = page.ask(f"/api/1/{run}/commands", {**waiting, "confirmed": True})
+        assert answer.status_code == 201, answer.text
+        until(lambda: page.get("runs")["runs"][0]["pending"], "a command that waits")
+        taken_back = answer.json()["id"]
+        cancelled = page.ask(f"/api/1/{run}/commands/{taken_back}/cancel", {})
+        states = {each["id"]: each["state"] for each in page.get(f"{run}/commands")["commands"]}
+        if cancelled.status_code == 201:
+            assert states[taken_back] == "cancelled"
+        else:
+            assert cancelled.status_code == 409 and states[taken_back] in ("claimed", "applying")
+
+        columns = page.get(f"{run}/processes")["columns"]
+        (row,) = page.get(f"{run}/processes")["rows"]
+        shown = dict(zip(columns, row, strict=True))
+        assert shown["state"] == "ok" and shown["step"] > 0 and shown["beat_s"] < 60.0
+        steps = page.get(run)["step"]
+        until(lambda: page.get(run)["step"] > steps, "more steps")
+        events = page.ask(f"/api/1/changes?watch={job.directory.name}")
+        assert events.status_code == 200
+
+
+def test_a_key_sees_its_own_project_and_nobody_else_sees_anything(
+    tmp_path: Path, server: V1Server
+) -> None:
+    root = tmp_path / "runs"
+    run = made_run(root)
+    other = server.document("project", {"organization_id": server.organization}, name="other")
+    assert SyncCommand(tmp_path, server.url, server.key).once(root).code == 0
+    mine = Served(server, make_key(server, LOOKING, server.project))
+    stranger = Served(server, make_key(server, LOOKING, other["id"]))
+    nobody, wrong = Served(server, ""), Served(server, f"lhk_{'0' * 32}_{'a' * 43}")
+    path = f"runs/{run.run_id}"
+
+    assert [each["id"] for each in mine.get("runs")["runs"]] == [run.run_id]
+    assert mine.get(path)["rights"] == {
+        "can_control": False,
+        "reason": "This key may look and not control",
+    }
+    sent = {"name": "lr", "input": {}, "id": "page-command-1", "confirmed": True}
+    assert mine.ask(f"/api/1/{path}/commands", sent).status_code == 403
+    assert stranger.get("runs")["runs"] == []
+    for below in ("", "/metrics", "/series?name=accuracy", "/commands", "/processes", "/files"):
+        assert stranger.ask(f"/api/1/{path}{below}").status_code == 404
+    assert stranger.ask(f"/api/1/changes?watch={run.run_id}").status_code == 404
+    for key in (nobody, wrong):
+        for below in ("info", "runs", path, f"{path}/series?name=accuracy", "sync", "changes"):
+            answer = key.ask(f"/api/1/{below}")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "no_token")
+
+    shell = nobody.ask("/")
+    assert shell.status_code == 200 and "/ui/static/" in shell.text
+    assert "default-src 'none'" in shell.headers["Content-Security-Policy"]
+    assert nobody.ask("/static/%2e%2e/app.js").status_code == 404
+    for header in ({"Origin": "https://evil.example"}, {"Sec_Fetch_Site": "cross-site"}):
+        assert mine.ask("/api/1/runs", **header).status_code == 403
+    assert mine.ask("/api/1/runs", Origin=server.url).status_code == 200
+    assert server.call("GET", "/v1/me").status_code == 200
