@@ -174,3 +174,52 @@ def test_only_a_jump_of_the_learning_rate_that_nothing_explains_is_marked(
             "(charts) => charts.flatMap((one) => one.data?.series.flatMap(({ jumps }) => jumps))"
         )
         assert [jump["x"] for jump in jumps] == [150]
+
+
+def test_runs_are_aligned_as_they_are_at_their_starts_or_at_a_command_of_each(
+    shown: Shown, browser: Browser, shoot: Callable[[Page, str], None]
+) -> None:
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=DEADLINE_MS)
+    with looking(browser, base=shown.dashboard.base) as page:
+        page.goto(shown.dashboard.url(f"/compare?runs={shown.resumed},{shown.other}"))
+        plot = page.locator('.plot[aria-label*="A resumed: last"]').first
+        expect(plot).to_have_attribute("aria-label", re.compile("B other: last .* at step 159"))
+        lanes = page.locator(".lane")
+        expect(lanes).to_have_count(2)
+        expect(lanes.nth(0).locator("lh-timeline button")).to_have_attribute(
+            "aria-label", re.compile("▲ lr scale=0.5: Applied at step 180 on all 3")
+        )
+        last = page.locator("table.values tr", has_text="train/loss").locator("td")
+        expect(last.nth(0)).not_to_contain_text("−")
+        expect(last.nth(1)).to_contain_text("−0.4", use_inner_text=True)
+        shoot(page, "compare")
+
+        _choice(page, "baseline").select_option(label="B other")
+        expect(last.nth(0)).to_contain_text("+0.4", use_inner_text=True)
+        expect(page.locator("td.differs")).to_have_text(["0.01"])
+
+        _choice(page, "align").select_option("start")
+        expect(plot).to_have_attribute("aria-label", re.compile("B other: last .* at step 119"))
+        _choice(page, "align").select_option("command")
+        expect(plot).to_have_attribute(
+            "aria-label", re.compile("resumed: last .* at step 19,.*B other: last .* at step 69")
+        )
+        assert _firsts(page) == [-179, -50]
+        shoot(page, "compare-at-a-command")
+
+        # A view of steps around the command is an address; each run answers its own steps.
+        page.goto(page.url + "&from=-5&to=5")
+        expect(plot).to_have_attribute(
+            "aria-label", re.compile("resumed: last .* at step 5,.*B other: last .* at step 5,")
+        )
+        assert _firsts(page) == [-5, -5]
+
+
+def _firsts(page: Page) -> list[int]:
+    """Return where the curves of the first chart begin."""
+    found: list[int] = page.locator("lh-chart").first.evaluate(
+        "(chart) => chart.data.series.map(({ x }) => x[0])"
+    )
+    return found

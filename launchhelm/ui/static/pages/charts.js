@@ -8,13 +8,12 @@ import { count, middle, number, plural, visible } from "../lib/format.js";
 import { load, loaded } from "../lib/load.js";
 import { settings, state, update } from "../lib/state.js";
 import { DASH_NAMES, axisText, summaryOf } from "../parts/chart.js";
-import { step } from "../parts/timeline.js";
+import { inputText, markersOf, step } from "../parts/timeline.js";
 import { copyButton, download, empty, shown } from "../parts/words.js";
 
 const MOST_NAMES = 24;
 const MANY_CHARTS = 200;
 const SMOOTH = ["", "0.3", "0.6", "0.9", "0.97"];
-const TONES = { "▲": "good", "?": "unknown", "✕": "bad", "◆": "waiting" };
 const TABLE_ROWS = 300;
 
 const path = (rest) => `runs/${encodeURIComponent(state.route.id)}/${rest}`;
@@ -65,17 +64,7 @@ function ask(names) {
   });
 }
 
-// Markers of commands, at the step all ranks acted.
-function markers() {
-  return (loaded("ledger").value?.commands ?? []).flatMap((one) => {
-    const at = one.applied_step ?? one.first_step;
-    if (at === null || at === undefined) return [];
-    const mark = one.mark || "◆";
-    return [{ x: at, mark, id: one.id, name: one.name, text: one.text, tone: TONES[mark] ?? "waiting", label: `${one.name} ${inputText(one.input)}`.trim() }];
-  });
-}
-
-const inputText = (input) => Object.entries(input ?? {}).map(([name, value]) => `${name}=${typeof value === "object" ? JSON.stringify(value) : value}`).join(" ");
+const markers = () => markersOf(loaded("ledger").value?.commands ?? []);
 
 // Where each attempt after the first begins, along the axis that is shown.
 function restarts(x) {

@@ -22,7 +22,7 @@ const FEW_POINTS = 40; // So few are drawn as points too; a line needs two.
 
 export const axisText = (axis, value) => {
   if (axis === "wall") return time(value);
-  if (axis === "time") return duration(value);
+  if (axis === "time") return value < 0 ? `−${duration(-value)}` : duration(value);
   return axis === "step" ? count(value) : number(value);
 };
 

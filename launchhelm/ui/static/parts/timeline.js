@@ -5,6 +5,21 @@ const LABEL_PX = 150;
 const LANES = 4;
 const MOST = 12;
 
+const TONES = { "▲": "good", "?": "unknown", "✕": "bad", "◆": "waiting" };
+
+// Commands as markers: each at the step where all ranks acted, or shall; with the time, if known.
+export function markersOf(commands) {
+  return commands.flatMap((one) => {
+    const x = one.applied_step ?? one.first_step;
+    if (x === null || x === undefined) return [];
+    const mark = one.mark || "◆";
+    const at = one.states?.at(-1)?.at ?? null;
+    return [{ x, at, mark, id: one.id, name: one.name, text: one.text, tone: TONES[mark] ?? "waiting", label: `${one.name} ${inputText(one.input)}`.trim() }];
+  });
+}
+
+export const inputText = (input) => Object.entries(input ?? {}).map(([name, value]) => `${name}=${typeof value === "object" ? JSON.stringify(value) : value}`).join(" ");
+
 class Timeline extends HTMLElement {
   connectedCallback() {
     this.resized ??= new ResizeObserver(() => this.show());
