@@ -14,6 +14,7 @@ jobs go to it by a queue, and each job says by an event that it is over.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -28,7 +29,7 @@ from launchhelm.run import Run
 from launchhelm.store import layout, media
 from launchhelm.store.reader import Reader
 from launchhelm.torch._checkpoint_file import discard, save_whole
-from launchhelm.torch._checkpoint_payload import Payload, Unreadable, read, require_whole
+from launchhelm.torch._checkpoint_payload import OURS, Payload, Unreadable, read, require_whole
 
 METRIC: Final = "checkpoint"
 """Its value at a step is the id of the checkpoint of that step."""
@@ -51,6 +52,7 @@ class Job:
         path: Where it is now.
         sha256: "" until it is ready.
         failed: Why it never will be.
+        shards: Its directory in checkpoints/, of one that this process has saved in shards.
     """
 
     id: str
@@ -60,6 +62,7 @@ class Job:
     kept: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON.
     sha256: str = ""
     failed: str = ""
+    shards: str = ""
     over: threading.Event = field(default_factory=threading.Event)
 
 
@@ -110,6 +113,7 @@ class Vault:
     def admit(self, id_: str, hidden: Path, payload: Payload, kept: Mapping[str, Any]) -> None:
         """Let the thread make a written file ready."""
         job = Job(id_, payload["step"], payload["format"], hidden, kept)
+        job.shards = str(payload.get(OURS, {}).get("parts", ""))
         # Before the thread begins: whoever finds the file hidden knows what it is.
         body = {
             "type": EVENT,
@@ -248,6 +252,9 @@ class Vault:
             str(error) if isinstance(error, Unreadable) else f"{type(error).__name__}: {error}"
         )
         discard(job.path)
+        if job.shards:  # Without the file nobody could load them.
+            place = self._run.directory / layout.CHECKPOINTS
+            shutil.rmtree(place / job.shards, ignore_errors=True)
         body = {"type": EVENT, "id": job.id, "state": "failed", "error": job.failed[:1000]}
         self._run.recorder.append_urgent("ev", body, step=job.step)
         self._notice(

@@ -469,6 +469,25 @@ def test_a_save_that_does_not_fit_says_so_and_holds_no_room(
     trainer.save_checkpoint()
 
 
+def test_shards_of_a_checkpoint_that_cannot_be_used_go_with_it(
+    trainer: lht.Trainer, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(trainer, parts, 1)
+    write = vaults.Vault.write
+
+    def torn(self: vaults.Vault, payload: Any) -> Path:
+        path = write(self, payload)
+        os.truncate(path, path.stat().st_size // 2)
+        return path
+
+    trainer.save_checkpoint(sharded=True)
+    monkeypatch.setattr(vaults.Vault, "write", torn)
+    trainer.save_checkpoint(sharded=True)
+    monkeypatch.undo()
+    trainer.load_checkpoint("latest")  # Waits for what is being verified.
+    assert len(list((trainer.run.directory / layout.CHECKPOINTS).iterdir())) == 1
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="has no /proc")
 def test_shards_that_do_not_fit_say_so_and_hold_no_room(trainer: lht.Trainer, parts: Parts) -> None:
     train(trainer, parts, 1)
