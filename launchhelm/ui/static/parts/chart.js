@@ -16,7 +16,6 @@ const DASHES = { solid: [], dashed: [8, 4], dotted: [2, 3], mixed: [8, 3, 2, 3] 
 export const DASH_NAMES = Object.keys(DASHES);
 const FONT = "11px system-ui, sans-serif";
 const MOST_LABELS = 12;
-const MOST_LANES = 4;
 const NEAR_PX = 8;
 const FEW_POINTS = 40; // So few are drawn as points too; a line needs two.
 
@@ -30,8 +29,8 @@ class Chart extends HTMLElement {
   connectedCallback() {
     this.resized ??= new ResizeObserver(() => this.resize());
     this.resized.observe(this);
-    this.viewed ??= new IntersectionObserver(([entry]) => {
-      this.isSeen = entry.isIntersecting;
+    this.viewed ??= new IntersectionObserver((entries) => {
+      this.isSeen = entries.at(-1).isIntersecting; // A slow page hears of several at once.
       this.dispatchEvent(new CustomEvent("seen", { detail: this.isSeen }));
       if (this.isSeen) this.show();
     }, { rootMargin: "200px" });
@@ -80,7 +79,6 @@ class Chart extends HTMLElement {
     const get = (name) => style.getPropertyValue(name).trim();
     return {
       text: get("--quiet"),
-      page: get("--page"),
       grid: get("--grid"),
       bad: get("--bad"),
       unknown: get("--unknown"),
@@ -101,7 +99,7 @@ class Chart extends HTMLElement {
     if (!data || !this.frame) return;
     this.frame.setAttribute("aria-label", data.summary || "no points");
     if (!this.isSeen && this.plot) return;
-    const shape = JSON.stringify([data.series.map((one) => [one.label, one.color, one.dash, one.faint, one.edge]), data.axis, data.log]);
+    const shape = JSON.stringify([data.series.map((one) => [one.label, one.color, one.dash, one.faint, one.edge]), data.axis, data.log, Boolean(data.restarts?.length)]);
     const columns = joined(data.series, data.log);
     if (!this.plot || shape !== this.shape) {
       this.plot?.destroy();
@@ -130,7 +128,7 @@ class Chart extends HTMLElement {
     return {
       width: Math.max(160, this.frame.clientWidth),
       height: this.height,
-      padding: [14, 10, 0, 0],
+      padding: [data.restarts?.length ? 28 : 14, 10, 0, 0],
       legend: { show: false },
       scales: { x: { time: false, auto: false }, y: { distr: data.log ? 3 : 1, range: data.log ? undefined : padded } },
       cursor: {
@@ -210,7 +208,8 @@ class Chart extends HTMLElement {
     ctx.setLineDash([]);
     for (const jump of series.flatMap((one) => one.jumps ?? []).filter((one) => inside(one.x))) {
       ctx.beginPath();
-      ctx.arc(plot.valToPos(jump.x, "x", true), plot.valToPos(jump.new, "y", true), 3.5 * scale, 0, 2 * Math.PI);
+      ctx.arc(plot.valToPos(jump.x, "x", true), plot.valToPos(jump.new, "y", true), 4 * scale, 0, 2 * Math.PI);
+      ctx.lineWidth = 1.5 * scale;
       ctx.stroke();
     }
     ctx.fillStyle = this.palette.bad;
@@ -222,27 +221,18 @@ class Chart extends HTMLElement {
     ctx.restore();
   }
 
-  // Restarts: a dotted line each, with its words beside it, below those that they would cover.
+  // Restarts: a dotted line each, with its words above the frame unless they would cover newer ones.
   named(plot, restarts, line) {
     const { ctx, bbox } = plot;
     const scale = devicePixelRatio || 1;
-    const ends = [];
-    ctx.fillStyle = this.palette.text;
+    let end = bbox.left + bbox.width;
     ctx.textAlign = "left";
-    for (const { x, text } of restarts) {
+    for (const { x, text } of [...restarts].sort((a, b) => b.x - a.x)) {
       const at = line(x, this.palette.text, [1, 3]);
-      const width = ctx.measureText(text).width;
-      const left = Math.max(bbox.left, Math.min(at + 4 * scale, bbox.left + bbox.width - width));
-      const free = ends.findIndex((end) => end < left);
-      const lane = free < 0 ? ends.length : free;
-      ends[lane] = left + width + 4 * scale;
-      if (lane >= MOST_LANES) continue;
-      const top = bbox.top + (11 + 13 * lane) * scale;
-      ctx.setLineDash([]);
-      ctx.strokeStyle = this.palette.page;
-      ctx.lineWidth = 4 * scale;
-      ctx.strokeText(text, left, top);
-      ctx.fillText(text, left, top);
+      const left = Math.min(at, end - ctx.measureText(text).width);
+      ctx.fillStyle = this.palette.text;
+      if (left >= bbox.left && at - left < bbox.width / 2) ctx.fillText(text, left, bbox.top - 15 * scale);
+      end = Math.min(end, left - 8 * scale);
     }
     ctx.textAlign = "center";
   }
