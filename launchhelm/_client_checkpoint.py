@@ -151,9 +151,10 @@ def _file(said: dict[str, Any], name: str) -> _File:
 
 def _name(said: Any) -> str:
     """Return the name of a file or a directory, which leads nowhere else."""
-    if not isinstance(said, str) or said in ("", ".", "..") or Path(said).name != said:
+    is_name = isinstance(said, str) and said.isprintable() and Path(said).name == said
+    if not is_name or said in ("", ".", ".."):
         raise _invalid(f"The list of its shards names {said!r}, which is no name of a file.")
-    return said
+    return str(said)
 
 
 def _invalid(message: str) -> LaunchHelmError:

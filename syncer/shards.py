@@ -153,7 +153,11 @@ class Checkpoint:
         if missing:
             others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise NotThere(f"its shards are not all there: {missing[0]}{others}")
-        return [shards.INDEX, *shards.needed(self._run_directory, directory)]
+        names = [shards.INDEX, *shards.needed(self._run_directory, directory)]
+        odd = next((name for name in names if not (name.isascii() and name.isprintable())), "")
+        if odd:
+            raise Useless(f"its index names {odd!a}, and torch gives a file no such name")
+        return names
 
     def _size(self, directory: str, name: str) -> int:
         try:

@@ -29,6 +29,8 @@ READY: Final = ("ready", "verifying")
 MEDIA: Final = "media"
 """The purpose of artifacts that a rich value names."""
 
+_MAX_KEY_PART: Final = 512
+
 OCTETS: Final = "application/octet-stream"
 
 Read = Callable[[int, int], bytes]
@@ -103,11 +105,14 @@ class Artifact:
     def key(self, run_id: str) -> str:
         """Return what makes a repeat of its upload, also by another syncer, find the document.
 
-        The same artifact of the same run always has the same one.
+        The same artifact of the same run always has the same one, and a header can carry it.
         """
+        head, rest = f"launchhelm.offline:{run_id}:", self.id
         if self.purpose == MEDIA:
-            return f"media:{run_id}:{self.sha256}:{self.media_type}"
-        return f"launchhelm.offline:{run_id}:{self.id}"
+            head, rest = f"media:{run_id}:{self.sha256}:", self.media_type
+        if len(rest) > _MAX_KEY_PART or not (rest.isascii() and rest.isprintable()):
+            rest = hashlib.sha256(rest.encode(errors="surrogatepass")).hexdigest()
+        return head + rest
 
     @property
     def labels(self) -> dict[str, str]:

@@ -157,5 +157,7 @@ def _ends(index: Any) -> dict[str, int]:
     ends: dict[str, int] = {}
     for each in index.storage_data.values():
         part = Path(str(each.relative_path)).name
+        if part in ("", "..") or b"\0" in os.fsencode(part):
+            raise ValueError(f"{part!r} is no name of a file")
         ends[part] = max(ends.get(part, 0), int(each.offset) + int(each.length))
     return ends

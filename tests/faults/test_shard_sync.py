@@ -226,6 +226,7 @@ def test_who_asks_again_gets_only_what_is_missing(
         {"directory": ".."},
         {"directory": "a/b"},
         {"files": [{"name": "../../evil", "size": 1, "sha256": "0" * 64, "artifact": "x"}]},
+        {"files": [{"name": "a\0b", "size": 1, "sha256": "0" * 64, "artifact": "x"}]},
         {"files": [{"name": "/evil", "size": 1, "sha256": "0" * 64, "artifact": "x"}]},
         {"files": [{"name": "a", "size": 1, "sha256": "../evil", "artifact": "x"}]},
         {"files": [{"name": "a"}]},

@@ -259,6 +259,20 @@ def test_a_record_that_names_no_file_of_ours_is_set_aside(
     assert server.calls == []
 
 
+@pytest.mark.parametrize("odd", ["ü", "a\nb", "\ud800", "x" * 5000, "a\0"])
+@pytest.mark.parametrize("what", ["id", "media_type"])
+def test_the_key_of_an_upload_is_one_that_a_header_can_carry(
+    tmp_path: Path, what: str, odd: str
+) -> None:
+    purpose = "general" if what == "id" else upload.MEDIA
+    record = art(tmp_path, b"state", **{what: odd, "purpose": purpose})
+    key = upload.Artifact.parse(record).key("r")
+    assert key.isascii() and key.isprintable() and len(key) < 1024
+    assert key == upload.Artifact.parse(record).key("r")
+    other = art(tmp_path, b"state", **{what: odd + "?", "purpose": purpose})
+    assert key != upload.Artifact.parse(other).key("r")
+
+
 def test_files_that_would_have_too_many_parts_get_larger_ones(tmp_path: Path) -> None:
     record = art(tmp_path, b"state", size=10_000 * PART + 1)
     assert upload.Artifact.parse(record).part_bytes == PART + 1

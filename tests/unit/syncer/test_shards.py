@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import shutil
 import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,6 +149,23 @@ def test_of_an_incomplete_checkpoint_nothing_is_sent(tmp_path: Path, how: str) -
     point = work.resolved(Record(WRITER, 4, "m", 0.0, 7, {"checkpoint": body["id"]}))
     assert point is not None and point.body == {"checkpoint": None}
     assert only_here(tmp_path, work.known)
+
+
+@pytest.mark.parametrize("name", ["ü", "a\nb", "a\0b", "\ud800", "..", "../../run.json", "/"])
+def test_names_that_torch_never_gives_set_the_checkpoint_aside(tmp_path: Path, name: str) -> None:
+    parts, body = lay_shards(tmp_path, [PART])
+    entry = SimpleNamespace(relative_path=name, offset=0, length=1)
+    (parts / ".metadata").write_bytes(pickle.dumps(SimpleNamespace(storage_data={0: entry})))
+    for real in ("ü", "a\nb", "run.json"):
+        (tmp_path / real).write_text("mine")
+        if real != "run.json":
+            (parts / real).write_text("mine")
+    clock = TurnedClock()
+    server = FarServer()
+    work = uploads(server, tmp_path, clock=clock)
+    work.take(art(body))
+    (aside,) = send(work, clock)
+    assert aside.why and server.calls == []
 
 
 def test_a_shard_that_is_seen_late_is_waited_for(tmp_path: Path) -> None:
