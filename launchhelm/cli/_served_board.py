@@ -51,6 +51,8 @@ class HeardOf(Observer):
 class ServedBoard(Board):
     """Shows the runs that a key may read; asks for the key's rights at each look."""
 
+    absent = "by the API only"
+
     def __init__(self, shelf: Shelf, caller: Caller) -> None:
         super().__init__([], clock=shelf.server.clock)
         self._observer = HeardOf(shelf.server.clock, shelf)

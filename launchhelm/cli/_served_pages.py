@@ -86,7 +86,7 @@ class ServedPages:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._shelf = Shelf(server)
-        self._pages = Pages(BASE)
+        self._pages = Pages(BASE, mode="server")
         self._apps: OrderedDict[str, App] = OrderedDict()
         self._lock = threading.Lock()
         self._nobody = App(

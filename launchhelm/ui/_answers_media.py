@@ -13,7 +13,7 @@ from launchhelm import views
 from launchhelm._wording import plain
 from launchhelm.errors import StorageError
 from launchhelm.store import layout, media
-from launchhelm.ui.board import OpenRun
+from launchhelm.ui.board import Board, OpenRun
 from launchhelm.ui.request import Problem, Request
 from launchhelm.values.media import MEDIA_TYPES, artifact_of, digest_of
 from launchhelm.views.rich import rich_records
@@ -131,8 +131,8 @@ def _size_of(view: views.RunView, digest: str) -> int | None:
 # Files --------------------------------------------------------------------------------------
 
 
-def files(run: OpenRun) -> Json:
-    """Return artifacts and checkpoints, and the run directory's own files."""
+def files(board: Board, run: OpenRun) -> Json:
+    """Return artifacts and checkpoints, and the run directory's own files where it is one."""
     view = run.view
     found = []
     for record in _artifacts(view):
@@ -149,12 +149,13 @@ def files(run: OpenRun) -> Json:
                 "media_type": plain(str(body.get("media_type", ""))),
                 "digest": digest,
                 "step": record.step,
-                "state": "ready" if there is not None else "missing",
+                "state": "ready" if there is not None else board.absent,
                 "synced": None,
                 "resume": f'trainer.load_checkpoint("{body.get("id")}")' if is_checkpoint else "",
             }
         )
-    own = list(_own(view.directory))
+    path, _ = board.place_of(view.directory)
+    own = list(_own(view.directory)) if path else []
     total = sum(size for _, size in own)
     return {
         "files": found,

@@ -153,7 +153,8 @@ class App:
                     return Answer(_answers_series.metrics(run, request))
             case ("runs", id_, "series"):
                 with self.board.open(id_) as run:
-                    return Answer(_answers_series.series(run, request))
+                    curves = _answers_series.series(run, request)
+                    return Answer({**curves, "indexing": run.share} if run.share < 1 else curves)
             case ("runs", id_, "commands"):
                 with self.board.open(id_) as run:
                     return Answer(_answers_commands.commands(self.board, run.view))
@@ -168,7 +169,7 @@ class App:
                     return Answer(_answers_media.listing(run, request))
             case ("runs", id_, "files"):
                 with self.board.open(id_) as run:
-                    return Answer(_answers_media.files(run))
+                    return Answer(_answers_media.files(self.board, run))
             case ("blobs", digest):
                 status, headers, data = _answers_media.blob(self.board.folders(), digest, request)
                 return Answer(None, status, headers, data)

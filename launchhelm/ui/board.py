@@ -72,7 +72,13 @@ class Board:
     Args:
         roots: Directories of runs, or run directories themselves.
         read_only: Nobody may control from here.
+
+    Attributes:
+        names: What is shown, for people: the roots.
+        absent: What a file is whose bytes are not in its run.
     """
+
+    absent = "missing"
 
     def __init__(
         self, roots: Sequence[Path], *, read_only: bool = False, clock: Clock = SYSTEM_CLOCK

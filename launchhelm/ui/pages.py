@@ -43,9 +43,10 @@ class Pages:
 
     Args:
         base: The path under which a proxy shows this server, "" for none.
+        mode: What is shown: run directories, or what a server holds.
     """
 
-    def __init__(self, base: str = "", static: Path = STATIC) -> None:
+    def __init__(self, base: str = "", static: Path = STATIC, *, mode: str = "directory") -> None:
         found = {
             path.relative_to(static).as_posix(): path.read_bytes()
             for path in sorted(static.rglob("*"))
@@ -54,7 +55,7 @@ class Pages:
         digest = hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:16]
         shell = found.pop(SHELL, _EMPTY_SHELL)
         shell = shell.replace(b'"/static/', f'"{base}/static/{digest}/'.encode())
-        shell = shell.replace(b'content="@base@"', f'content="{base}"'.encode())
+        shell = shell.replace(b'data-mode="directory"', f'data-mode="{mode}"'.encode())
         self.shell = _page(SHELL, shell)
         self._files = {f"{digest}/{name}": _page(name, data) for name, data in found.items()}
 

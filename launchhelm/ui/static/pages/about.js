@@ -52,7 +52,7 @@ export default {
     const known = Object.fromEntries(Object.entries(basics).filter(([, value]) => value));
     return html`<div class="line">
         <label>search <input type="search" data-search .value=${state.route.query.q ?? ""} spellcheck="false" @input=${(event) => set({ q: event.target.value })}></label>
-        ${copyButton(run.id, "copy id")} ${copyButton(run.path, "copy path")}
+        ${copyButton(run.id, "copy id")} ${run.path ? copyButton(run.path, "copy path") : nothing}
       </div>
       ${run.notes ? html`<p class="notes">${visible(run.notes)}</p>` : nothing}
       ${list("Run", known, needle)}

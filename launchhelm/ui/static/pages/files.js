@@ -36,7 +36,7 @@ const COLUMNS = [
     id: "get",
     head: "Get",
     sorts: false,
-    cell: (one) => html`${one.digest && one.state !== "missing" ? html`<button type="button" class="small" @click=${() => save(one)}>save<span class="unseen"> ${visible(one.name)}</span></button>` : nothing}
+    cell: (one) => html`${one.digest && one.state === "ready" ? html`<button type="button" class="small" @click=${() => save(one)}>save<span class="unseen"> ${visible(one.name)}</span></button>` : nothing}
       ${one.resume ? copyButton(one.resume, "copy resume line", `of ${visible(one.name)}`) : nothing}`,
   },
 ];
@@ -53,10 +53,10 @@ function view(value) {
       sort,
       onSort: (next) => set({ sort: next }),
     })}` : empty("This run has no artifacts or checkpoints.", html`<p><code>run.artifact(path)</code> keeps a file; the control <code>checkpoint</code> keeps the model.</p>`)}
-    <details ?open=${!files.length}><summary>the run directory's own files: ${plural(own.length, "file")}, ${bytes(own.reduce((sum, one) => sum + (one.size ?? 0), 0))}</summary>
+    ${own.length ? html`<details ?open=${!files.length}><summary>the run directory's own files: ${plural(own.length, "file")}, ${bytes(own.reduce((sum, one) => sum + (one.size ?? 0), 0))}</summary>
       <table class="plain"><thead><tr><th scope="col">Path</th><th scope="col" class="number">Size</th></tr></thead>
       <tbody>${own.map((one) => html`<tr><th scope="row"><code>${visible(one.path)}</code></th><td class="number">${bytes(one.size)}</td></tr>`)}</tbody></table></details>
-    <p class="quiet">${bytes(value.total)} in all. Nothing is deleted from here.</p>`;
+    <p class="quiet">${bytes(value.total)} in all. Nothing is deleted from here.</p>` : nothing}`;
 }
 
 export default {

@@ -79,7 +79,7 @@ function header(value) {
       <h1 tabindex="-1" title=${visible(value.name)}>${middle(value.name, 60)}</h1>
       <code class="quiet">${value.id.slice(0, 8)}</code>
       ${attempts(value)}
-      <span class="quiet owner" title=${visible(value.path)}>${visible(value.owner)} · ${middle(value.path, 44)}</span>
+      ${value.path ? html`<span class="quiet owner" title=${visible(value.path)}>${visible(value.owner)} · ${middle(value.path, 44)}</span>` : nothing}
     </div>
     <p class="facts" title=${fullTime(value.created_at)}>${stateText(value)} <span class="quiet">· ${facts(value)}</span></p>
     ${(value.headline ?? []).map((one) => html`<p class="finding"><span class=${`mark ${one.mark === "?" ? "unknown" : "bad"}`} aria-hidden="true">${one.mark}</span>

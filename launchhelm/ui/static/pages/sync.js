@@ -20,6 +20,7 @@ const COLUMNS = [
 ];
 
 function view(value) {
+  if (value.not_here) return empty("Syncing is not told here.", html`<p>${value.not_here}</p>`);
   if (!value.servers.length && !value.runs.length) {
     return empty("Not connected to a server. Everything works without one.", html`<p><code>launchhelm sync</code> brings runs to a server, now or later.</p>`);
   }
