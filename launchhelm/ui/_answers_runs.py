@@ -12,6 +12,7 @@ from launchhelm.errors import ConfigError
 from launchhelm.ui import serve
 from launchhelm.ui._answers_processes import findings_of
 from launchhelm.ui.board import Board
+from launchhelm.ui.glances import shown_metric
 from launchhelm.ui.request import MAX_BODY_BYTES, Problem, Request
 from launchhelm.views import filter as run_filter
 from launchhelm.views.around import around_of, diverged_of, pace_of
@@ -21,6 +22,9 @@ Json = dict[str, Any]  # Any: JSON.
 MAX_ROWS: Final = 200
 FIRST_ROWS_S: Final = 0.7
 """A list is answered after this time with what has been read so far."""
+
+GLANCES_S: Final = 0.1
+"""What a list spends on what its rows say beyond summaries; the rest comes with later looks."""
 
 _BAD: Final = ("behind", "late", "silent", "missing")
 _SECRET_FREE: Final = ("group", "tags", "notes")
@@ -53,6 +57,7 @@ def rows(board: Board, request: Request) -> Json:
     except ConfigError as error:
         raise Problem(422, "bad_filter", error.message) from None
     found, expected = board.look(FIRST_ROWS_S)
+    board.glances.look(found, GLANCES_S)
     every = [_row(run, board) for run in found]
     fits = [row for row in every if keep(row)]
     sort = request.text("sort")
@@ -69,6 +74,7 @@ def rows(board: Board, request: Request) -> Json:
         "after": shown[-1]["id"] if is_more else "",
         "total": len(fits),
         "counts": dict(Counter(row["state"] for row in every)),
+        "unknown": sum(row["unknown"] for row in every),
         "unreadable": [
             {"path": plain(str(path)), "reason": plain(why)} for path, why in board.problems.items()
         ],
@@ -88,8 +94,7 @@ class _Row(dict[str, Any]):
 
 
 def _row(run: views.RunSummary, board: Board) -> _Row:
-    name = next((each for each in views.LOSSES if each in run.metrics), "")
-    name = name or next(iter(run.metrics), "")
+    name, glance = shown_metric(run), board.glances.of(run)
     path, owner = board.place_of(run.directory)
     row = _Row(
         {
@@ -102,16 +107,16 @@ def _row(run: views.RunSummary, board: Board) -> _Row:
             "state_text": run.state.text,
             "step": run.step,
             "ranks": run.world_size or run.ranks_seen,
-            "ranks_bad": _bad_ranks(run),
+            "ranks_bad": glance.not_well if glance.not_well is not None else _missing(run),
             "started_at": run.created_at,
             "age_s": max(0.0, board.clock.wall() - run.created_at) if run.created_at else None,
             "last": None if not name else {"name": plain(name), "value": run.metrics[name]},
-            "trend": None,
+            "trend": glance.trend,
             "pending": [{"name": "", "text": _wording.waiting_text(run.pending)}]
             if run.pending
             else [],
-            "unknown": board.unknown(run.run_id),
-            "sync": None,
+            "unknown": glance.unknown,
+            "sync": board.synced.get(run.run_id),
             "owner": plain(owner),
             "path": plain(path),
             "attempt": run.attempt,
@@ -126,7 +131,7 @@ def _row(run: views.RunSummary, board: Board) -> _Row:
     return row
 
 
-def _bad_ranks(run: views.RunSummary) -> int:
+def _missing(run: views.RunSummary) -> int:
     missing = max(0, (run.world_size or 0) - run.ranks_seen)
     return missing if run.state.word == "running" else 0
 

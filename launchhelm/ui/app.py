@@ -67,7 +67,7 @@ class App:
         poll_s: float = POLL_S,
     ) -> None:
         self.board = board
-        self.scanner = Scanner(board, poll_s)
+        self.scanner = Scanner(board, poll_s, sync)
         self.sync = sync
         self.mode = mode
         self.version = version

@@ -22,6 +22,7 @@ from launchhelm.records import Command
 from launchhelm.store import inbox, layout
 from launchhelm.ui._answers_console import Console
 from launchhelm.ui._answers_processes import Beats
+from launchhelm.ui.glances import Glances
 from launchhelm.ui.request import Problem
 from launchhelm.views.curves import Curves
 from launchhelm.views.liveness import Observer
@@ -87,6 +88,8 @@ class Board:
         self.read_only = read_only
         self.names = [str(root) for root in self.roots]
         self.clock = clock
+        self.glances = Glances(clock)
+        self.synced: dict[str, dict[str, str]] = {}
         self._observer = Observer(clock)
         self._places: dict[Path, Place] = {}
         self._problems: dict[Path, str] = {}
@@ -160,13 +163,6 @@ class Board:
             return
         place.token = token
         place.summary = summarise(place.directory, self._observer)
-
-    def unknown(self, id_: str) -> int:
-        """Count the outcomes that nobody knows, of a run that is open."""
-        run = self._open.get(id_)
-        if run is None:
-            return 0
-        return sum(each.state == "outcome_unknown" for each in run.view.commands)
 
     # --- what differs where runs are not this user's directories ----------------------------------
 

@@ -11,12 +11,13 @@ import json
 import os
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from launchhelm import views
+from launchhelm.errors import LaunchHelmError
 from launchhelm.store import layout
 from launchhelm.store.layout import SegmentName
 from launchhelm.store.reader import list_segments
@@ -27,6 +28,10 @@ POLL_S: Final = 2.0
 KEEP_ALIVE_S: Final = 15.0
 WATCHED_S: Final = 45.0
 """A run is looked at for so long after somebody asked for it last."""
+
+SYNC_S: Final = 10.0
+SPARE: Final = 0.05
+"""Of the time, for what rows of the list say beyond summaries; much the same for syncing."""
 
 MAX_STREAMS: Final = 16
 MAX_WATCHED: Final = 24
@@ -49,12 +54,20 @@ class Scanner:
 
     Args:
         poll_s: Between two looks.
+        sync: Returns the document of the sync page; None where nothing is known of syncing.
     """
 
-    def __init__(self, board: Board, poll_s: float = POLL_S) -> None:
+    def __init__(
+        self,
+        board: Board,
+        poll_s: float = POLL_S,
+        sync: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:
         self._board = board
         self._clock = board.clock
         self._poll_s = poll_s
+        self._sync = sync
+        self._sync_at = -1e9
         self._boot = secrets.token_hex(4)
         self._version = 1
         self._watched: dict[str, _Watched] = {}
@@ -176,7 +189,12 @@ class Scanner:
     def _look(self) -> None:
         """Look at everything that is watched, once."""
         runs, _ = self._board.look(self._poll_s)
-        listed = [(run.run_id, run.state.word, run.step, run.pending) for run in runs]
+        self._board.glances.look(runs, SPARE * self._poll_s)
+        self._look_at_syncing()
+        listed = [
+            (run.run_id, run.state.word, run.step, run.pending, self._board.glances.of(run))
+            for run in runs
+        ] + [self._board.synced]
         now = self._clock.monotonic()
         with self._changed:
             self._watched = {
@@ -193,6 +211,26 @@ class Scanner:
                 self._list, self._list_version = listed, self._version
             self._changed.notify_all()
 
+    def _look_at_syncing(self) -> None:
+        """Note what of each run is on a server; the more runs there are, the more rarely."""
+        start = self._clock.monotonic()
+        if self._sync is None or start < self._sync_at:
+            return
+        found: dict[str, dict[str, str]] = {}
+        try:
+            for row in self._sync()["runs"]:
+                said = _synced(row)
+                known = found.get(row["id"])
+                # Of several servers the one with a problem is told.
+                if known is None or said["problem"]:
+                    found[row["id"]] = said
+        except (OSError, LaunchHelmError):
+            return  # The sync page says what is the matter.
+        finally:
+            took_s = self._clock.monotonic() - start
+            self._sync_at = start + max(SYNC_S, took_s / SPARE)
+        self._board.synced = found
+
     def _look_at(self, watched: _Watched, now: float) -> list[str]:
         """Look at one run, and return what changed since the last look."""
         is_beat_due = now - watched.beats_at >= views.BEAT_S
@@ -206,6 +244,12 @@ class Scanner:
             # What a coordinator appends may be any of these; the page asks from its own cursor.
             changed += ["console", "media"]
         return changed
+
+
+def _synced(row: Mapping[str, Any]) -> dict[str, str]:
+    is_off = row["state"] == "never synced" and not row.get("server") and not row["problem"]
+    text = "off" if is_off else str(row["state"])
+    return {"state": str(row["state"]), "text": text, "problem": str(row["problem"])}
 
 
 def _glance(directory: Path, *, with_beats: bool) -> dict[str, Any]:

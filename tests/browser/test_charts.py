@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launchhelm.records import Command, Outcome
+from launchhelm.store.layout import DATA, SUMS
 from launchhelm.store.manifest import Attempt, take_attempt
 from tests.support.browser import DEADLINE_MS, Dashboard, looking
 from tests.support.cli_runs import Journal, MadeRun
@@ -82,10 +84,20 @@ def _other(root: Path) -> str:
     return run.run_id
 
 
+def _copied(root: Path, scratch: Path) -> None:
+    """A copy of a run, with an outcome that nobody knows."""
+    run = MadeRun(scratch, "copied").train()
+    run.conclude(Command("lost", "lr", {"scale": 2}), Outcome("", "outcome_unknown"))
+    there = shutil.copytree(run.path, root / run.path.name)
+    (journal,) = (there / DATA).iterdir()
+    (there / SUMS).write_text(f"{'0' * 64}  {DATA}/{journal.name}\n")
+
+
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     root = tmp_path_factory.mktemp("runs")
     resumed, other = _resumed(root), _other(root)
+    _copied(root, tmp_path_factory.mktemp("scratch"))
     with Dashboard(root) as dashboard:
         yield Shown(dashboard, resumed, other)
 
@@ -215,6 +227,26 @@ def test_runs_are_aligned_as_they_are_at_their_starts_or_at_a_command_of_each(
             "aria-label", re.compile("resumed: last .* at step 5,.*B other: last .* at step 5,")
         )
         assert _firsts(page) == [-5, -5]
+
+
+def test_rows_of_runs_have_a_trend_exceptions_and_what_is_on_a_server(
+    shown: Shown, browser: Browser, shoot: Callable[[Page, str], None]
+) -> None:
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=DEADLINE_MS)
+    with looking(browser, base=shown.dashboard.base) as page:
+        page.goto(shown.dashboard.url("/"))
+        row = page.locator("tr[data-row]", has_text="other")
+        trend = row.get_by_role("img")
+        expect(trend).to_have_text(re.compile("^[▁-█]{8}$"))
+        expect(trend).to_have_attribute(
+            "aria-label", re.compile(r"^from 2\.\d+ to 1\.6\d+, lowest")
+        )
+        expect(row.locator('td[data-head="Sync"]')).to_have_text("off")
+        expect(page.locator('tr[data-row] [data-state="copy"]')).to_contain_text("□")
+        expect(page.locator("main")).to_contain_text("1 unknown outcome")
+        shoot(page, "runs")
 
 
 def _firsts(page: Page) -> list[int]:

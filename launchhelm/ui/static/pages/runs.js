@@ -59,7 +59,16 @@ function pending(row) {
   return html`${unknown}${(row.pending ?? []).map((one) => html`<span class="mark" title=${visible(one.text)}>◆ ${middle(one.name || one.text, 28)}</span> `)}`;
 }
 
-const DOTS = { running: "●", starting: "…", finished: "■", failed: "✕", stopped: "■", "no news": "◐", unreadable: "✕" };
+function trendText({ trend }) {
+  const known = trend.filter((value) => value !== null);
+  return `from ${number(known[0])} to ${number(known.at(-1))}, lowest ${number(Math.min(...known))}, highest ${number(Math.max(...known))}`;
+}
+
+const synced = ({ sync }) => (sync?.problem
+  ? html`<span class="mark unknown" title=${visible(sync.problem)}>! ${visible(sync.text)}<span class="unseen">: ${visible(sync.problem)}</span></span>`
+  : visible(sync?.text ?? ""));
+
+const DOTS = { running: "●", starting: "…", finished: "■", failed: "✕", stopped: "■", copy: "□", "no news": "◐", unreadable: "✕" };
 
 export const stateText = (row) => html`<span class="state" data-state=${row.state}>
   <span aria-hidden="true">${DOTS[row.state] ?? "·"}</span> ${row.state_text || row.state}</span>`;
@@ -89,7 +98,7 @@ function columns() {
       id: "trend",
       head: "Trend",
       sorts: false,
-      cell: (row) => (row.trend?.length ? html`<span class="blocks" aria-hidden="true">${blocks(row.trend)}</span>` : ""),
+      cell: (row) => (row.trend?.length ? html`<span class="blocks" role="img" aria-label=${trendText(row)}>${blocks(row.trend)}</span>` : ""),
     },
     {
       id: "started_at",
@@ -98,12 +107,13 @@ function columns() {
       cell: (row) => html`<span title=${fullTime(row.started_at)}>${row.started_at ? ago(row.started_at) : row.age_s ? `${duration(row.age_s)} ago` : "–"}</span>`,
     },
     { id: "pending", head: "Pending", sorts: false, cell: pending },
-    { id: "sync", head: "Sync", sorts: false, cell: (row) => row.sync?.text ?? "off" },
+    { id: "sync", head: "Sync", sorts: false, cell: synced },
   ];
 }
 
 function counts(value) {
   const texts = Object.entries(value.counts).filter(([, amount]) => amount).map(([word, amount]) => `${count(amount)} ${word}`);
+  if (value.unknown) texts.push(plural(value.unknown, "unknown outcome"));
   return texts.join(" · ") || `${count(value.total)} runs`;
 }
 
