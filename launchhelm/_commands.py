@@ -25,6 +25,7 @@ from launchhelm._ids import new_id
 from launchhelm._left_commands import LeftCommands
 from launchhelm.controls import decide, orders
 from launchhelm.controls.schema import require
+from launchhelm.controls.undo import Change, Changes
 from launchhelm.models import Capability, Document, Scope, timestamp
 from launchhelm.records import CANCEL, FINAL_STATES, FREEZE, ORDERS, UNFREEZE, Command, Outcome
 from launchhelm.store.claims import Ledger
@@ -160,7 +161,8 @@ class CommandDesk:
         self._polled_at = clock.monotonic()
         self._is_closed = False
         self._frozen: str | None = None if ledger is not None else ""
-        self._newest: dict[str, tuple[str, str]] = {}
+        self._changes: dict[str, Changes] = {}
+        self._restored_at: dict[str, float] = {}
         self._paced: tuple[float, int] | None = None
         self._pace: float | None = None
         self._step = 0
@@ -302,7 +304,9 @@ class CommandDesk:
                 return
             self._states[command.id] = outcome.state
             if outcome.state == "applied":
-                self._newest[command.name] = (command.id, command.reverts)
+                change = Change.of(command.name, command.payload, outcome.changes)
+                changes = self._changes.setdefault(command.name, Changes())
+                changes.take(command.id, command.reverts, change)
         full = outcome.but(
             command=command.id,
             name=command.name,
@@ -318,6 +322,12 @@ class CommandDesk:
         if held is not None:
             with self._lock:
                 self._settled.append((held.file, ticket))
+
+    def restored(self, name: str) -> None:
+        """Note that a restored state, not a command, has changed what a control holds. No I/O."""
+        with self._lock:
+            self._changes.pop(name, None)
+            self._restored_at[name] = self._clock.monotonic()
 
     def close(self) -> None:
         """Conclude what is still open, because no safe point will be passed any more."""
@@ -546,13 +556,26 @@ class CommandDesk:
                 waited_s=held.waited_s(now),
                 values=self.values,
                 frozen=self._frozen or "",
-                newest=self._newest.get(held.command.name, ()),
+                is_overtaken=self._is_overtaken(held),
             )
             if judgement.state != decide.WAIT:
                 self._queue.remove(held)
                 self._in_hand[held.command.id] = held
                 return held, judgement
         return None, decide.Judgement(decide.WAIT)
+
+    def _is_overtaken(self, held: _Held) -> bool:
+        """Whether the command that this one undoes is not the last change of the control any more.
+
+        One that was given after a state was restored takes that into account.
+        """
+        name, reverts = held.command.name, held.command.reverts
+        if not reverts:
+            return False
+        if held.claimed_at <= self._restored_at.get(name, -math.inf):
+            return True
+        changes = self._changes.get(name)
+        return changes is not None and not changes.may_undo(reverts)
 
     def _validate(self, held: _Held) -> decide.Judgement:
         """Ask the control's own check, which is the user's code and runs without our lock."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ def judge(
     waited_s: float,
     values: Mapping[str, Any],
     frozen: str = "",
-    newest: Collection[str] = (),
+    is_overtaken: bool = False,
 ) -> Judgement:
     """Judge one command. Pure: no clock, no disk, no optimizer.
 
@@ -48,8 +48,7 @@ def judge(
         waited_s: How long the command has waited in all.
         values: The values that controls have now, for `expected`.
         frozen: Who froze the controls and why, "" while they are not.
-        newest: The newest command applied to this control, and the one that it undid; empty when
-            this process applied none.
+        is_overtaken: Whether the command that this one undoes is not the last change any more.
     """
     if waited_s > command.valid_s:
         return Judgement("expired", "expired", _not_within(command.valid_s))
@@ -70,7 +69,7 @@ def judge(
         return Judgement(WAIT)
     if frozen:
         return Judgement("rejected", "frozen", frozen)
-    if command.reverts and newest and command.reverts not in newest:
+    if is_overtaken:
         return Judgement(
             "rejected", "changed_meanwhile", f"A later command changed {command.name}."
         )

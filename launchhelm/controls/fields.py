@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from launchhelm import _wording
 
-ABOVE_ZERO: Final = frozenset({("lr", "scale"), ("lr", "lr")})
+ABOVE_ZERO: Final = frozenset(("lr", each) for each in ("scale", "lr", "scales", "lrs"))
 """Control and field whose value must be above 0, which its schema cannot say."""
 
 Capability = Mapping[str, Any]  # Any: a JSON document, as the run registered it.

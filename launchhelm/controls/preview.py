@@ -20,6 +20,11 @@ _FACTOR_LIMIT: Final = 10.0
 """A change by more than this factor, or to zero, is pointed out."""
 
 _PER_GROUP: Final = ("lr", "weight_decay")
+_EACH: Final = ("scales", "lrs", "values")
+"""Fields with one number for each group."""
+
+_LR_FIELDS: Final = ("scale", "lr", "scales", "lrs")
+_DECAY_FIELDS: Final = ("value", "scale", "values")
 
 
 # Judging a payload --------------------------------------------------------------------------
@@ -38,9 +43,9 @@ def problem_with(capability: Capability, payload: Mapping[str, Any], values: Any
     if problem:
         return f"{name}: {problem.rstrip('.')}"
     if name == "lr":
-        return _problem_with_lr(payload, values)
+        return _problem_with_lr(capability, payload, values)
     if name == "weight_decay":
-        return _problem_with_decay(payload, values)
+        return _problem_with_decay(capability, payload, values)
     if name == "grad_clip":
         return _problem_with_clip(payload.get("max_norm"))
     if name == "dropout" and payload.get("p") == 1:
@@ -48,23 +53,46 @@ def problem_with(capability: Capability, payload: Mapping[str, Any], values: Any
     return ""
 
 
-def _problem_with_lr(payload: Mapping[str, Any], values: Any) -> str:
-    given = [field for field in ("scale", "lr") if field in payload]
+def _problem_with_lr(capability: Capability, payload: Mapping[str, Any], values: Any) -> str:
+    given = [field for field in _LR_FIELDS if field in payload]
     if len(given) != 1:
-        return "lr takes exactly one of scale and lr, for example scale=0.5 or lr=1e-4"
-    if not payload[given[0]] > 0:
-        return f"lr takes a number above 0 for {given[0]}, got {payload[given[0]]}"
+        one_of = _one_of(capability, _LR_FIELDS)
+        return f"lr takes exactly one of {one_of}, for example scale=0.5 or lr=1e-4"
+    for number in payload[given[0]] if given[0] in _EACH else [payload[given[0]]]:
+        if not number > 0:
+            return f"lr takes a number above 0 for {given[0]}, got {number}"
+    if given[0] in _EACH:
+        return _problem_with_each("lr", given[0], payload, values)
     if payload.get("keep_ratios") and "group" in payload:
         return "lr: keep_ratios is about all groups; leave out group"
     return _problem_with_group("lr", payload, values)
 
 
-def _problem_with_decay(payload: Mapping[str, Any], values: Any) -> str:
-    if ("value" in payload) == ("scale" in payload):
-        return "weight_decay takes exactly one of value and scale, for example value=0.1"
+def _problem_with_decay(capability: Capability, payload: Mapping[str, Any], values: Any) -> str:
+    given = [field for field in _DECAY_FIELDS if field in payload]
+    if len(given) != 1:
+        one_of = _one_of(capability, _DECAY_FIELDS)
+        return f"weight_decay takes exactly one of {one_of}, for example value=0.1"
+    if given[0] in _EACH:
+        return _problem_with_each("weight_decay", given[0], payload, values)
     if payload.get("skip_zero") and "group" in payload:
         return "weight_decay: skip_zero is about all groups; leave out group"
     return _problem_with_group("weight_decay", payload, values)
+
+
+def _one_of(capability: Capability, names: tuple[str, ...]) -> str:
+    *first, last = [each for each in names if each in fields_of(root_of(capability))]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _problem_with_each(name: str, field: str, payload: Mapping[str, Any], values: Any) -> str:
+    more = [each for each in ("group", "keep_ratios", "skip_zero") if each in payload]
+    if more:
+        return f"{name}: {field} is about all groups; leave out {more[0]}"
+    groups = values.get(name) if isinstance(values, Mapping) else None
+    if not isinstance(groups, list | tuple) or len(groups) == len(payload[field]):
+        return ""
+    return f"{name} takes one number per group for {field}, {len(groups)} in all"
 
 
 def _problem_with_clip(limit: Any) -> str:
@@ -103,6 +131,12 @@ def change_of(name: str, payload: Mapping[str, Any], values: Mapping[str, Any]) 
         return None
     old = values[name]
     if name in _PER_GROUP and isinstance(old, list | tuple):
+        each = payload.get("lrs", payload.get("values"))
+        if each is not None:
+            return Change(name, list(old), list(each))
+        if "scales" in payload:
+            new = [value * factor for value, factor in zip(old, payload["scales"], strict=False)]
+            return Change(name, list(old), new)
         group = payload.get("group")
         target = payload.get("lr", payload.get("value"))
         if payload.get("keep_ratios") and not old[:1]:
@@ -139,7 +173,7 @@ def warnings_for(
     old = change.old if isinstance(change.old, list) else [change.old]
     new = change.new if isinstance(change.new, list) else [change.new]
     said = []
-    if len(set(old)) > 1 and len(set(new)) == 1 and "scale" not in payload:
+    if len(set(old)) > 1 and len(set(new)) == 1 and not {"scale", *_EACH} & set(payload):
         fields = fields_of(root_of(capability))
         safer = [k for k in ("keep_ratios", "skip_zero") if k in fields and not payload.get(k)]
         way = f"{safer[0]}=true avoids it" if safer else "group=N sets one group only"

@@ -79,6 +79,15 @@ class StateControl(Control, Protocol):
         ...
 
 
+@runtime_checkable
+class Scaling(Protocol):
+    """A control that scales a schedule: what it did is undone by factors."""
+
+    def factors_since(self, snapshot: Any) -> list[float | None] | None:
+        """Return by how much each group was scaled since a snapshot; None without a schedule."""
+        ...
+
+
 class NotEffective(Exception):
     """A value was written, and another one is read back."""
 

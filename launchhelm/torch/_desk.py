@@ -15,7 +15,10 @@ from launchhelm.torch._roles import ControlStatus, Ticket
 from launchhelm.torch._standing import Standing
 
 QUIET_S: Final = 15.0
-"""Least time between two notes about values and pace that no command has changed."""
+"""Least time between two notes about values that change all the time, or about the pace."""
+
+GLANCE_S: Final = 1.0
+"""Between two looks at values while they stand still, so that a script's own change is shown."""
 
 
 class TrainingDesk:
@@ -86,6 +89,8 @@ class TrainingDesk:
     def forget(self, names: Collection[str]) -> None:
         """Do not look for the effect of commands of which it is known what has undone them."""
         self.landed = [each for each in self.landed if each[0].name not in names]
+        for name in names:
+            self._desk.restored(name)
 
 
 class Panel:
@@ -98,6 +103,8 @@ class Panel:
         self._shown: dict[str, Any] = {}
         self._was = (status.on, status.diverged)
         self._quiet_until = 0.0
+        self._glance_at = 0.0
+        self._glance_s = GLANCE_S
 
     def look(self, step: int, now: float) -> None:
         """Record a change that no command made; cheap when there is nothing to do.
@@ -110,6 +117,13 @@ class Panel:
         if now >= self._quiet_until or (status.on, status.diverged) != self._was:
             self._quiet_until = now + QUIET_S
             self.note(step)
+        elif now >= self._glance_at:
+            # Under a schedule each look finds something, and would be a record.
+            has_moved = self._plant.values() != self._shown.get("values")
+            if has_moved:
+                self.note(step)
+            self._glance_s = min(QUIET_S, 2 * self._glance_s) if has_moved else GLANCE_S
+            self._glance_at = now + self._glance_s
 
     def note(self, step: int) -> None:
         """Record the values now, unless they are as recorded last."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from launchhelm.torch._controls import Control, Payload, StateControl, canonical
+from launchhelm.torch._controls import Control, Payload, Scaling, StateControl, canonical
 from launchhelm.torch._custom import Custom
 
 
@@ -99,10 +99,18 @@ class Plant:
         snapshot.control.restore(snapshot.held)
 
     def changes(self, name: str, snapshot: object) -> Mapping[str, Any]:
-        """Return old and new per value, lists per group: {"lr": {"old": [...], "new": [...]}}."""
+        """Return old and new per value, lists per group: {"lr": {"old": [...], "new": [...]}}.
+
+        Under a schedule also "factors": by how much the command scaled that of each group.
+        """
         assert isinstance(snapshot, Snapshot)
         old, new = snapshot.control.values_of(snapshot.held), snapshot.control.values()
-        return {word: {"old": old[word], "new": new[word]} for word in new}
+        changes = {word: {"old": old[word], "new": new[word]} for word in new}
+        if isinstance(snapshot.control, Scaling):
+            factors = snapshot.control.factors_since(snapshot.held)
+            if factors is not None:
+                changes[name]["factors"] = factors
+        return changes
 
     def kind(self, name: str) -> Literal["state", "handler"]:
         """Say whether what a control does can be taken back."""

@@ -46,6 +46,9 @@ _FLOAT32 = torch.finfo(torch.float32)
 _NOTHING = 1e-12
 """A schedule that ends at 0 may miss it by rounding: this part of its base is 0 as well."""
 
+_ROUNDING = 1e-12
+"""A factor and its inverse may miss 1 by this."""
+
 Rate = float | torch.Tensor
 
 
@@ -227,6 +230,20 @@ class Rates:
         self._slots[index] = slot
         self._had.setdefault(index, {1.0}).add(slot.multiplier)
 
+    def factors_since(self, snapshot: RatesSnapshot) -> list[float | None] | None:
+        """Return by how much the schedule of each group was scaled since; None without one.
+
+        None for a group whose rate is held until the schedule moves.
+        """
+        if not self.has_schedule:
+            return None
+        factors: list[float | None] = []
+        for index, now in enumerate(self.multipliers()):
+            before = snapshot.slots.get(index, _UNTOUCHED)
+            is_held = before.held or self._slot(index).held
+            factors.append(None if is_held else now / before.multiplier)
+        return factors
+
     # Planning: reads, changes nothing.
 
     def scaled(self, groups: Sequence[int], factor: float) -> list[Change]:
@@ -244,6 +261,8 @@ class Rates:
                 continue
             scheduled = float(self._scheduled(index))
             multiplier = slot.multiplier * factor
+            if math.isclose(multiplier, 1.0, rel_tol=_ROUNDING):
+                multiplier = 1.0  # What was scaled is scaled back: to the last bit as it would be.
             # At 0 the rate may be one that was commanded there, and no multiple of the schedule's.
             is_zero = self._is_zero(index, scheduled)
             changes.append(

@@ -288,6 +288,7 @@ class Trainer:
             lost = self._standing.look(number)
             if self._desk is not None:
                 self._desk.forget(lost)
+            self._note_values()
         now = time.monotonic()
         if self._desk is not None and self._desk.landed:
             self._log_effects(self._desk.landed, number)

@@ -20,7 +20,7 @@ class WeightDecay:
     """Set the weight decay, or multiply it.
 
     Without `group` all groups change, also those that are exempt by a decay of 0; `skip_zero`
-    leaves those alone.
+    leaves those alone. `values` has one number for each group.
     """
 
     name = "weight_decay"
@@ -31,6 +31,7 @@ class WeightDecay:
             schema.field("group", schema.number(minimum=0, integer=True), optional=True),
             schema.field("scale", schema.number(minimum=0), optional=True),
             schema.field("skip_zero", schema.boolean(), optional=True),
+            schema.field("values", schema.listing(schema.number(minimum=0)), optional=True),
         ]
     )
 
@@ -42,13 +43,19 @@ class WeightDecay:
         misfit = schema.check(self.input_schema, payload)
         if misfit:
             return misfit
-        given = [word for word in ("value", "scale") if word in payload]
+        given = [word for word in ("value", "scale", "values") if word in payload]
         if len(given) != 1:
-            return "weight_decay takes exactly one of value and scale."
-        if not payload[given[0]] <= _LARGEST:
-            return f"{given[0]} must be a number that float32 can hold, got {payload[given[0]]!r}."
+            return "weight_decay takes exactly one of value, scale and values."
+        for number in payload["values"] if "values" in payload else [payload[given[0]]]:
+            if not number <= _LARGEST:
+                return f"{given[0]} must be a number that float32 can hold, got {number!r}."
         count = self._groups.count
         group = payload.get("group")
+        if "values" in payload:
+            if group is not None or "skip_zero" in payload:
+                return "values is about all groups; leave out group and skip_zero."
+            if len(payload["values"]) != count:
+                return f"values takes one number per group, {count} in all."
         if group is not None and group >= count:
             return f"group {group} does not exist; the optimizer has {count} (from 0)."
         if group is not None and payload.get("skip_zero"):
@@ -124,6 +131,9 @@ class WeightDecay:
         plan = []
         for index in self._chosen(payload):
             old = float(self._decay(index))
+            if "values" in payload:
+                plan.append((index, float(payload["values"][index])))
+                continue
             if old == 0.0 and payload.get("skip_zero"):
                 continue
             new = old * payload["scale"] if "scale" in payload else float(payload["value"])

@@ -94,9 +94,10 @@ def _undo_of(
     if not _is_applied(command) or command.name not in view.capabilities:
         return None
     try:
-        return undoing(view, command) or None
+        step = undoing(view, command)
     except CannotUndo:
         return None
+    return [step] if step is not None else None
 
 
 def _is_applied(command: views.CommandView) -> bool:

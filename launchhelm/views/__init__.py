@@ -5,7 +5,7 @@ decides anything.
 """
 
 from launchhelm.views.attempts import Span
-from launchhelm.views.commands import CommandState, CommandView, frozen
+from launchhelm.views.commands import CommandState, CommandView, Freeze, freeze_of, frozen
 from launchhelm.views.liveness import BEAT_S, LATE_S, SILENT_S, Age, Observer
 from launchhelm.views.participants import ParticipantView
 from launchhelm.views.points import Point
@@ -25,6 +25,7 @@ __all__ = [
     "AttemptView",
     "CommandState",
     "CommandView",
+    "Freeze",
     "Losses",
     "Observer",
     "ParticipantView",
@@ -34,6 +35,7 @@ __all__ = [
     "RunView",
     "Span",
     "find_run",
+    "freeze_of",
     "frozen",
     "open_run",
     "runs",

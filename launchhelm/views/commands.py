@@ -37,6 +37,7 @@ class CommandView:
             no record of it.
         effect: Values in effect after the next optimizer and scheduler step, when reported.
         command: The file in the inbox, while it is there and can be read.
+        restored_at: Attempt and time at which a restart or a restored state undid it, if one did.
     """
 
     id: str
@@ -51,6 +52,7 @@ class CommandView:
     effect: Mapping[str, Any] | None = None
     command: Command | None = None
     revision: int = 0
+    restored_at: tuple[int, float] | None = None
 
     @property
     def issued_at(self) -> float | None:
@@ -95,6 +97,7 @@ class Ledger:
 
     _states: dict[str, list[tuple[CommandState, Outcome]]] = field(default_factory=dict)
     _effects: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _restores: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def take(self, record: Record) -> None:
         """Take in an `oc` or `effect` record; each is given once."""
@@ -103,6 +106,8 @@ class Ledger:
             return
         if record.kind == "effect":
             self._effects[command] = record.body
+            if record.body.get("reverted"):
+                self._restores[command] = record.writer.attempt, record.at
             return
         outcome = Outcome.parse(record.body)
         state = CommandState(outcome.state, record.at, record.step, record.writer.attempt)
@@ -140,17 +145,44 @@ class Ledger:
             effect=self._effects.get(id_),
             command=command,
             revision=name.order if name is not None else 0,
+            restored_at=self._restores.get(id_),
         )
 
 
-def frozen(commands: Iterable[CommandView]) -> str:
-    """Say who froze the controls, "" when they are not frozen; commands as in the ledger."""
-    said = ""
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """That no command acts, since somebody ordered so.
+
+    Args:
+        text: Who and why, in one sentence.
+        by: The owner of the order.
+        reason: As it was given, "" for none.
+        since: Wall clock of the coordinator; shown only.
+    """
+
+    text: str
+    by: str
+    reason: str
+    since: float
+
+
+def freeze_of(commands: Iterable[CommandView]) -> Freeze | None:
+    """Return who froze the controls, None when they are not frozen; commands as in the ledger."""
+    found: Freeze | None = None
     for command in commands:
         if command.state == "applied" and command.name in (FREEZE, UNFREEZE):
-            assert command.outcome is not None
-            said = command.outcome.message if command.name == FREEZE else ""
-    return said
+            outcome, since = command.outcome, command.states[-1].at
+            assert outcome is not None
+            by = command.owner or command.issued_by
+            is_frozen = command.name == FREEZE
+            found = Freeze(outcome.message, by, command.reason, since) if is_frozen else None
+    return found
+
+
+def frozen(commands: Iterable[CommandView]) -> str:
+    """Say who froze the controls and why, "" when they are not frozen."""
+    found = freeze_of(commands)
+    return found.text if found is not None else ""
 
 
 def _in_inbox(name: CommandName, command: Command | None) -> CommandView:

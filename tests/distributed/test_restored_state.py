@@ -133,4 +133,5 @@ def test_a_state_from_before_a_command_is_told_and_the_command_given_again_on_al
     assert [each.applied_at["step"] for each in again] == landed and len(landed) == 2
     for each in again:
         assert (each.name, each.state, each.applied_on, each.of) == ("lr", "applied", 2, 2)
-        assert each.changes["lr"] == {"old": [1e-3], "new": [pytest.approx(1e-4)]}
+        change = {"old": [1e-3], "new": [pytest.approx(1e-4)], "factors": [pytest.approx(0.1)]}
+        assert each.changes["lr"] == change

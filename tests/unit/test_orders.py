@@ -175,21 +175,87 @@ def test_two_who_both_say_what_they_saw_change_a_value_once(office: Office) -> N
     assert told(office, other) == ("rejected", "changed_meanwhile")
 
 
+class Steered:
+    """A desk whose control `set_lr` is changed and changed back, command by command."""
+
+    def __init__(self, office: Office) -> None:
+        self.office = office
+        self.now = 1.0
+
+    def apply(self, value: float, *, reverts: str = "") -> str:
+        """Have a command applied, and return its id."""
+        send(self.office.run, "set_lr", {"lr": value}, reverts=reverts)
+        taken = self.office.take()
+        assert taken is not None
+        changes = {"set_lr": {"old": self.now, "new": value}}
+        self.office.desk.conclude(taken, Outcome(taken.id, "applied", changes=changes))
+        self.now = value
+        return taken.id
+
+    def is_refused(self, reverts: str) -> bool:
+        """Send what undoes a command, and tell whether the desk refuses it; it is not applied."""
+        sent = send(self.office.run, "set_lr", {"lr": 9}, reverts=reverts)
+        taken = self.office.take()
+        if taken is not None:
+            self.office.desk.conclude(taken, Outcome(taken.id, "rejected"))
+            return False
+        return told(self.office, sent) == ("rejected", "changed_meanwhile")
+
+
 def test_a_revert_is_refused_once_another_command_changed_the_control(office: Office) -> None:
     office.desk.register(offer("other"))
+    steered = Steered(office)
+    first = steered.apply(2)
+    send(office.run, "other", {"lr": 1})
+    other = office.take()
+    assert other is not None
+    office.desk.conclude(other, Outcome(other.id, "applied"))
+    assert not steered.is_refused(first)
+    steered.apply(3)
+    assert steered.is_refused(first)
 
-    def apply(name: str = "set_lr", **fields: Any) -> Command:
-        send(office.run, name, {"lr": 1}, **fields)
-        taken = office.take()
-        assert taken is not None
-        office.desk.conclude(taken, Outcome(taken.id, "applied"))
-        return taken
 
-    first = apply()
-    apply("other")
-    apply(reverts=first.id)
-    apply(reverts=first.id)  # The second of several that undo it together.
-    apply()
-    late = send(office.run, "set_lr", {"lr": 1}, reverts=first.id)
+def test_a_command_and_what_undid_it_cancel_out(office: Office) -> None:
+    steered = Steered(office)
+    first, second = steered.apply(2), steered.apply(3)
+    undone = steered.apply(2, reverts=second)
+    assert steered.is_refused(second)
+    assert not steered.is_refused(first) and not steered.is_refused(undone)
+    again = steered.apply(3, reverts=undone)  # A revert of a revert: the second stands again.
+    assert steered.is_refused(first) and steered.is_refused(undone)
+    assert not steered.is_refused(second) and not steered.is_refused(again)
+    steered.apply(2, reverts=again)
+    last = steered.apply(1, reverts=first)
+    assert steered.is_refused(first) and steered.is_refused(undone)
+    assert not steered.is_refused(last)
+
+
+def test_what_undoes_something_else_than_it_says_is_a_change_of_its_own(office: Office) -> None:
+    steered = Steered(office)
+    first, second = steered.apply(2), steered.apply(3)
+    steered.apply(7, reverts=second)
+    assert steered.is_refused(first)
+
+
+def test_of_an_earlier_attempt_the_sender_knows_what_stands_until_something_stands_here(
+    office: Office,
+) -> None:
+    steered = Steered(office)
+    assert not steered.is_refused("earlier")
+    mine = steered.apply(2)
+    assert steered.is_refused("earlier")
+    steered.apply(1, reverts=mine)
+    steered.apply(0, reverts="earlier")
+    assert steered.is_refused("earlier") and not steered.is_refused("earlier still")
+
+
+def test_a_revert_that_was_given_before_a_state_was_restored_is_refused(office: Office) -> None:
+    steered = Steered(office)
+    first = steered.apply(2)
+    late = send(office.run, "set_lr", {"lr": 1}, reverts=first)
+    office.desk.poll()
+    office.desk.restored("set_lr")
     assert office.take() is None
     assert told(office, late) == ("rejected", "changed_meanwhile")
+    office.clock.turn(1.0)
+    assert not steered.is_refused("what the sender knows to stand")

@@ -12,7 +12,7 @@ from launchhelm.controls import schema
 from launchhelm.records import Command, Outcome
 from launchhelm.store import inbox
 from launchhelm.views import CommandState, CommandView
-from launchhelm.views.revert import CannotUndo, steps_back
+from launchhelm.views.revert import CannotUndo, step_back
 from tests.support.cli_runs import Coordinator, MadeRun, commands_in
 from tests.unit.cli.conftest import Cli
 
@@ -175,74 +175,79 @@ def test_a_step_below_0_and_no_validity_are_usage(run: MadeRun, cli: Cli, option
 # Revert -------------------------------------------------------------------------------------
 
 
-def ended(name: str, payload: dict[str, Any], old: Any, new: Any, **fields: Any) -> CommandView:
-    outcome = Outcome("c", "applied", changes={name: {"old": old, "new": new}})
+def ended(name: str, payload: dict[str, Any], old: Any, new: Any, **more: Any) -> CommandView:
+    outcome = Outcome("c", "applied", changes={name: {"old": old, "new": new, **more}})
     states = (CommandState("applied", 1.0, 5, 1),)
-    return CommandView("c", name, payload, "", "", "", "applied", states, outcome, **fields)
+    return CommandView("c", name, payload, "", "", "", "applied", states, outcome)
 
 
 @pytest.mark.parametrize(
-    ("name", "payload", "old", "new", "now", "steps"),
+    ("name", "payload", "old", "new", "now", "step"),
     [
-        ("lr", {"scale": 0.5}, [0.1], [0.05], [0.05], [({"lr": 0.1}, [0.05])]),
-        ("lr", {"scale": 0.5}, [0.1], [0.05], [0.1], []),
-        ("lr", {"scale": 0.5}, [0.1], [0.05], [0.04], [({"scale": 2.0}, None)]),
-        ("lr", {"scale": 0.5, "group": 1}, [0.2, 0.1], [0.2, 0.05], [0.1, 0.04], [
-            ({"scale": 2.0, "group": 1}, None),
-        ]),
-        ("lr", {"lr": 0.3}, [0.1, 0.2], [0.3, 0.3], [0.3, 0.3], [
-            ({"lr": 0.1, "group": 0}, [0.3, 0.3]),
-            ({"lr": 0.2, "group": 1}, [0.1, 0.3]),
-        ]),
-        ("lr", {"lr": 0.3}, [0.1, 0.2], [0.3, 0.3], [0.1, 0.3], [
-            ({"lr": 0.2, "group": 1}, [0.1, 0.3]),
-        ]),
-        ("lr", {"lr": 0.4}, [0.1, 0.2], [0.4, 0.4], [0.3, 0.3], [
-            ({"scale": 0.25, "group": 0}, None),
-            ({"scale": 0.5, "group": 1}, None),
-        ]),
-        ("lr", {"scale": 0.5}, [0.0], [0.0], [0.0], [({"scale": 2.0}, None)]),
-        ("weight_decay", {"value": 0}, [0.1, 0.0], [0, 0], [0, 0], [
-            ({"value": 0.1, "group": 0}, [0, 0]),
-        ]),
-        ("grad_clip", {"max_norm": 1}, None, 1.0, 1.0, [({}, 1.0)]),
-        ("grad_clip", {}, 2.0, None, None, [({"max_norm": 2.0}, None)]),
-        ("dropout", {"p": 0.5}, 0.1, 0.5, 0.5, [({"p": 0.1}, 0.5)]),
-        ("set_kl", {"value": 0.1}, 0.5, 0.1, 0.1, [({"value": 0.5}, 0.1)]),
+        ("lr", {"scale": 0.5}, [0.1], [0.05], [0.05], ({"lr": 0.1}, [0.05])),
+        ("lr", {"scale": 0.5}, [0.1], [0.05], [0.1], None),
+        ("lr", {"scale": 0.5}, [0.1], [0.05], [0.04], ({"scale": 2.0}, None)),
+        ("lr", {"scale": 0.5, "group": 1}, [0.2, 0.1], [0.2, 0.05], [0.1, 0.04],
+            ({"scale": 2.0, "group": 1}, None)),
+        ("lr", {"lr": 0.3}, [0.1, 0.2], [0.3, 0.3], [0.3, 0.3], ({"lrs": [0.1, 0.2]}, [0.3, 0.3])),
+        ("lr", {"lr": 0.3}, [0.1, 0.3], [0.3, 0.3], [0.3, 0.3],
+            ({"lr": 0.1, "group": 0}, [0.3, 0.3])),
+        ("lr", {"lr": 0.3, "group": 1}, [0.0, 0.2], [0.0, 0.3], [0.0, 0.3],
+            ({"lr": 0.2, "group": 1}, [0.0, 0.3])),
+        ("lr", {"lr": 0.4}, [0.1, 0.2], [0.4, 0.4], [0.3, 0.3], ({"scales": [0.25, 0.5]}, None)),
+        ("lr", {"keep_ratios": True, "lr": 0.4}, [0.2, 0.0, 0.1], [0.4, 0.0, 0.2], [0.4, 0.0, 0.2],
+            ({"scales": [0.5, 1.0, 0.5]}, None)),
+        ("lr", {"scale": 0.5}, [0.0], [0.0], [0.0], ({"scale": 2.0}, None)),
+        ("weight_decay", {"value": 0}, [0.1, 0.0], [0, 0], [0, 0],
+            ({"value": 0.1, "group": 0}, [0, 0])),
+        ("weight_decay", {"value": 0}, [0.1, 0.2], [0, 0], [0, 0],
+            ({"values": [0.1, 0.2]}, [0, 0])),
+        ("grad_clip", {"max_norm": 1}, None, 1.0, 1.0, ({}, 1.0)),
+        ("grad_clip", {}, 2.0, None, None, ({"max_norm": 2.0}, None)),
+        ("dropout", {"p": 0.5}, 0.1, 0.5, 0.5, ({"p": 0.1}, 0.5)),
+        ("set_kl", {"value": 0.1}, 0.5, 0.1, 0.1, ({"value": 0.5}, 0.1)),
     ],
 )  # fmt: skip
-def test_a_command_is_undone_by_the_values_before_it(
-    name: str, payload: dict[str, Any], old: Any, new: Any, now: Any, steps: list[Any]
+def test_a_command_is_undone_by_one_that_brings_the_values_before_it(
+    name: str, payload: dict[str, Any], old: Any, new: Any, now: Any, step: Any
 ) -> None:
-    made = steps_back(ended(name, payload, old, new), (), {name: now}, 1)
-    assert [(given, seen.get(name)) for given, seen in made] == steps
+    made = step_back(ended(name, payload, old, new), {name: now})
+    assert (made and (made[0], made[1].get(name))) == step
 
 
 @pytest.mark.parametrize(
-    ("command", "now", "attempt"),
+    ("factors", "payload"),
     [
-        (ended("lr", {"scale": 0.5}, [0.1], [0.05]), [0.04], 2),
-        (ended("lr", {"scale": 0.5}, [0.1], [0.05]), [0.05, 0.05], 1),
-        (ended("lr", {"lr": 0.1}, [0.0], [0.1]), [0.05], 1),
-        (ended("weight_decay", {"value": 0}, [0.1], [0.0]), [0.3], 1),
-        (ended("set_kl", {"value": 0.1}, 0.5, 0.1), 0.3, 1),
-        (ended("dropout", {"p": 0.5}, "0.1 to 0.2", 0.5), 0.5, 1),
-        (ended("pause", {}, False, True), True, 1),
-        (CommandView("c", "lr", {}, "", "", "", "applied", outcome=Outcome("c", "applied")), [], 1),
+        ([0.5, 0.5], {"scale": 2.0}),
+        ([1.0, 0.5], {"scale": 2.0, "group": 1}),
+        ([2.0, 0.5], {"scales": [0.5, 2.0]}),
     ],
 )
-def test_what_no_command_can_undo_is_refused(command: CommandView, now: Any, attempt: int) -> None:
+def test_under_a_schedule_the_factor_is_undone_whatever_the_rates_are_meanwhile(
+    factors: list[float], payload: dict[str, Any]
+) -> None:
+    command = ended("lr", {"lr": 0.05}, [0.1, 0.1], [0.05, 0.05], factors=factors)
+    for now in ([0.05, 0.05], [0.1, 0.1], [0.03, 0.0]):
+        assert step_back(command, {"lr": now}) == (payload, {})
+
+
+@pytest.mark.parametrize(
+    ("command", "now"),
+    [
+        (ended("lr", {"scale": 0.5}, [0.1], [0.05]), [0.05, 0.05]),
+        (ended("lr", {"lr": 0.1}, [0.0], [0.1]), [0.05]),
+        (ended("lr", {"lr": 0.1}, [0.0], [0.1]), [0.1]),
+        (ended("lr", {"lr": 0.1}, [0.0], [0.1], factors=[None]), [0.1]),
+        (ended("weight_decay", {"value": 0}, [0.1], [0.0]), [0.3]),
+        (ended("set_kl", {"value": 0.1}, 0.5, 0.1), 0.3),
+        (ended("dropout", {"p": 0.5}, "0.1 to 0.2", 0.5), 0.5),
+        (ended("pause", {}, False, True), True),
+        (CommandView("c", "lr", {}, "", "", "", "applied", outcome=Outcome("c", "applied")), []),
+    ],
+)
+def test_what_no_command_can_undo_is_refused(command: CommandView, now: Any) -> None:
     with pytest.raises(CannotUndo):
-        steps_back(command, (), {command.name: now}, attempt)
-
-
-def test_a_moved_schedule_shows_in_the_effect_before_it_shows_in_the_values() -> None:
-    command = ended(
-        "lr", {"scale": 0.5}, [0.1], [0.05], effect={"values": {"lr": [0.049]}, "step": 6}
-    )
-    assert steps_back(command, (), {"lr": [0.05]}, 1) == [({"scale": 2.0}, {})]
-    undone = ended("lr", {"scale": 2.0}, [0.04], [0.08])
-    assert steps_back(command, (undone,), {"lr": [0.05]}, 1) == []
+        step_back(command, {command.name: now})
 
 
 LR: dict[str, Any] = {"changes": {"lr": {"old": [0.02, 0.02], "new": [0.01, 0.01]}}}
@@ -265,8 +270,43 @@ def test_only_the_newest_change_of_a_control_is_undone(run: MadeRun, cli: Cli) -
     assert ran.code == 6 and "command c2 has changed it since" in ran.err
     told(run, "c3", "lr", {"scale": 0.5}, "outcome_unknown", step=430)
     ran = cli("control", "ddp-run", "revert", "c3")
-    assert ran.code == 6 and "it is outcome unknown" in ran.err
+    assert ran.code == 6 and "its outcome is unknown" in ran.err
     assert commands_in(run.path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "why"),
+    [
+        ("lr", "outcome_unknown", "set the value that you want"),
+        ("lr", "rejected", "it was rejected and has changed nothing"),
+        ("lr", "expired", "it expired and has changed nothing"),
+        ("lr", "claimed", "it has not been applied yet; take it back: launchhelm control"),
+        ("checkpoint", "applied", "a checkpoint changes nothing in the training; its file stays"),
+        ("eval", "applied", "an evaluation leaves the training as it was"),
+        ("pause", "applied", "send resume"),
+        ("run:freeze", "applied", "an order about commands"),
+        ("set_gone", "applied", "the run has no such control now"),
+    ],
+)
+def test_what_cannot_be_undone_is_refused_with_what_to_do(
+    run: MadeRun, cli: Cli, name: str, state: str, why: str
+) -> None:
+    told(run, "c1", name, {}, state)
+    if name == "run:freeze":
+        told(run, "c2", "run:unfreeze", {})
+    ran = cli("control", "ddp-run", "revert", "c1")
+    assert ran.code == 6 and why in ran.err, ran.err
+    assert commands_in(run.path) == []
+
+
+def test_a_revert_takes_a_condition_of_its_own(run: MadeRun, cli: Cli) -> None:
+    told(run, "c1", "lr", {"scale": 0.5}, **LR)
+    ran = cli("control", "ddp-run", "revert", "c1", "--expect=set_kl=0.7")
+    assert ran.code == 6 and "Changed meanwhile: set_kl is 0.5 now, not 0.7" in ran.err
+    ran = cli("control", "ddp-run", "revert", "c1", "--expect=set_kl=0.5", "--no-wait")
+    assert ran.code == 0
+    (sent,) = commands_in(run.path)
+    assert sent["expected"] == {"lr": [0.01, 0.01], "set_kl": 0.5}
 
 
 def test_a_change_and_what_undid_it_cancel_out(run: MadeRun, cli: Cli) -> None:

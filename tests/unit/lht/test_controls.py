@@ -79,8 +79,8 @@ def test_payloads_are_judged_as_hosted_launchhelm_judges_them(case: Any) -> None
 
 
 OURS = {
-    "lr": {"keep_ratios"},
-    "weight_decay": {"scale", "skip_zero"},
+    "lr": {"keep_ratios", "scales", "lrs"},
+    "weight_decay": {"scale", "skip_zero", "values"},
     "dropout": {"skip_zero"},
 }
 """Fields that the hosted controls do not have."""

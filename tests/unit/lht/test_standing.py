@@ -304,7 +304,9 @@ def test_what_a_restored_state_has_undone_is_commanded_again(tmp_path: Path, sch
     assert job.rates == pytest.approx([0.05, 0.01])
     assert job.optimizer.param_groups[1]["weight_decay"] == 0.25
     assert (rate.state, rate.applied_on, decay.state) == ("applied", 1, "applied")
-    assert rate.changes["lr"] == {"old": [0.05, 0.1], "new": pytest.approx([0.05, 0.01])}
+    change = rate.changes["lr"]
+    assert (change["old"], change["new"]) == ([0.05, 0.1], pytest.approx([0.05, 0.01]))
+    assert change.get("factors") == (pytest.approx([1.0, 0.1]) if schedule else None)
     assert rate.reason.endswith("of attempt 1, reverted by restore")
     (claimed,) = (
         each.body

@@ -1,0 +1,297 @@
+"""What was commanded is taken back by one command, and the values shown are those in effect."""
+
+from __future__ import annotations
+
+import copy
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import SGD, AdamW
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
+
+import launchhelm.torch as lht
+from launchhelm import views
+from launchhelm.records import FREEZE, Command, Outcome
+from launchhelm.store import inbox
+from launchhelm.views.plan import values_of
+from launchhelm.views.revert import CannotUndo, undoing
+from tests.support.journals import final_outcomes, wait_until
+from tests.support.one_rank import on_disk
+
+TOTAL = 100_000
+
+
+def make_optimizer(*rates: float) -> AdamW:
+    groups = [
+        {"params": [torch.nn.Parameter(torch.ones(2))], "lr": rate, "weight_decay": rate}
+        for rate in rates
+    ]
+    return AdamW(groups)
+
+
+class Job:
+    """A training of two groups, commanded and looked at from outside."""
+
+    def __init__(self, root: Path, schedule: str = "", resume: str = "") -> None:
+        self.trainer = lht.init("reverted", state_dir=root, resume=resume)
+        self.optimizer = make_optimizer(0.1, 0.2)
+        self.scheduler: LRScheduler | None = None
+        if schedule == "cosine":
+            self.scheduler = CosineAnnealingLR(self.optimizer, TOTAL)
+        if schedule == "plateau":
+            self.scheduler = ReduceLROnPlateau(self.optimizer, patience=10**9)
+        self.steps = 0
+        self.sent = 0
+        self.trainer.watch(torch.nn.Linear(1, 1), self.optimizer, self.scheduler)
+
+    def move(self) -> None:
+        self.optimizer.step()
+        if isinstance(self.scheduler, CosineAnnealingLR):
+            self.scheduler.step()
+        self.steps += 1
+        self.trainer.step(loss=1.0)
+
+    def send(self, name: str, payload: dict[str, Any], **more: Any) -> Outcome:
+        """Send a command, train until it has an outcome, and return that."""
+        self.sent += 1
+        id_ = f"{name.replace(':', '-')}-{self.trainer.run.attempt.number}-{self.sent}"
+        inbox.send(self.trainer.run.directory, Command(id_, name, payload, **more))
+
+        def ended() -> list[Outcome] | None:
+            self.move()
+            return final_outcomes(self.trainer.run.directory).get(id_)
+
+        (outcome,) = wait_until(ended, f"the outcome of {id_}")
+        return outcome  # type: ignore[no-any-return]
+
+    def step_back(self, outcome: Outcome) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Ask for the command that undoes one, as whoever looks from outside would."""
+        view = self.view()
+        command = view.command(outcome.command)
+        assert command is not None
+        return undoing(view, command)
+
+    def revert(self, outcome: Outcome) -> Outcome:
+        """Undo a command; training goes on between the look and the command."""
+        step = self.step_back(outcome)
+        assert step is not None
+        for _ in range(3):
+            self.move()
+        payload, expected = step
+        done = self.send(outcome.name, payload, reverts=outcome.command, expected=expected)
+        assert done.state == "applied", done
+        return done
+
+    def view(self) -> views.RunView:
+        return views.open_run(on_disk(self.trainer))
+
+    def shown(self, name: str = "lr") -> Any:
+        return values_of(self.view()).get(name)
+
+    @property
+    def rates(self) -> list[float]:
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def scheduled(self) -> list[float]:
+        """Return the rates that a training without any command has at this step."""
+        optimizer = SGD([{**group, "params": [torch.ones(1)]} for group in groups()])
+        schedule = CosineAnnealingLR(optimizer, TOTAL)
+        for _ in range(self.steps):
+            optimizer.step()
+            schedule.step()
+        return [group["lr"] for group in optimizer.param_groups]
+
+
+def groups() -> list[dict[str, Any]]:
+    return [{"lr": 0.1}, {"lr": 0.2}]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"scale": 0.5},
+        {"scale": 0.3, "group": 1},
+        {"lr": 0.05},
+        {"lr": 0.07, "keep_ratios": True},
+        {"lr": 0.07, "group": 0},
+        {"scales": [0.3, 3.0]},
+        {"lrs": [0.01, 0.3]},
+    ],
+)
+def test_under_a_schedule_it_goes_on_as_if_the_command_had_never_been(
+    tmp_path: Path, payload: dict[str, Any]
+) -> None:
+    job = Job(tmp_path, "cosine")
+    changed = job.send("lr", payload)
+    assert changed.state == "applied", changed
+    assert job.rates != job.scheduled()
+    undone = job.revert(changed)
+    assert undone.applied_on == undone.of == 1
+    assert job.rates == job.scheduled()
+    for _ in range(5):
+        job.move()
+        assert job.rates == job.scheduled()
+    assert job.step_back(changed) is None
+
+
+@pytest.mark.parametrize("schedule", ["", "cosine", "plateau"])
+def test_after_the_newest_was_undone_the_one_before_it_may_be(
+    tmp_path: Path, schedule: str
+) -> None:
+    job = Job(tmp_path, schedule)
+    first = job.send("lr", {"scale": 0.5})
+    second = job.send("lr", {"lr": 0.02})
+    with pytest.raises(CannotUndo, match=f"{second.command} has changed it since"):
+        job.step_back(first)
+    undone = job.revert(second)
+    again = job.revert(undone)  # A revert of a revert.
+    with pytest.raises(CannotUndo, match="undo that one first"):
+        job.step_back(first)
+    job.revert(again)
+    job.revert(first)
+    with pytest.raises(CannotUndo, match=f"{undone.command} has undone it already"):
+        job.step_back(second)
+    want = job.scheduled() if schedule == "cosine" else [0.1, 0.2]
+    assert job.rates == pytest.approx(want, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "payload", [{"value": 0.5}, {"scale": 3.0}, {"value": 0.0}, {"value": 0.7, "group": 1}]
+)
+def test_a_decay_of_several_groups_is_set_back_at_once(
+    tmp_path: Path, payload: dict[str, Any]
+) -> None:
+    job = Job(tmp_path, "cosine")
+    job.revert(job.send("weight_decay", payload))
+    assert [group["weight_decay"] for group in job.optimizer.param_groups] == [0.1, 0.2]
+
+
+def test_nothing_of_a_revert_is_done_where_one_group_cannot_take_it(tmp_path: Path) -> None:
+    job = Job(tmp_path, "cosine")
+    for payload in ({"scales": [2.0, 1e300]}, {"lrs": [0.05, 1e39]}, {"scales": [2.0]}):
+        refused = job.send("lr", payload)
+        assert (refused.state, refused.code) == ("rejected", "local_validation"), refused
+        assert job.rates == job.scheduled()
+    refused = job.send("weight_decay", {"values": [0.5, 1e300]})
+    assert refused.state == "rejected"
+    assert [group["weight_decay"] for group in job.optimizer.param_groups] == [0.1, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("name", "payload", "why"),
+    [
+        ("lr", {"scales": 2.0}, "scales"),
+        ("lr", {"scales": [2.0, 0]}, "scales must be a finite number above 0, got 0"),
+        ("lr", {"lrs": [0.1, 0.2], "group": 1}, "lrs is about all groups"),
+        ("lr", {"lrs": [0.1, 0.2], "scale": 1}, "exactly one of"),
+        ("lr", {"lrs": [0.1, "a"]}, "lrs"),
+        ("weight_decay", {"values": [0.1]}, "values takes one number per group, 2 in all"),
+        ("weight_decay", {"values": [0.1, 0.2], "skip_zero": True}, "values is about all groups"),
+    ],
+)
+def test_one_number_per_group_is_judged_before_anything_changes(
+    tmp_path: Path, name: str, payload: dict[str, Any], why: str
+) -> None:
+    job = Job(tmp_path)
+    refused = job.send(name, payload)
+    assert refused.state == "rejected" and why in refused.message, refused
+    assert job.rates == [0.1, 0.2]
+
+
+# Restored states ----------------------------------------------------------------------------
+
+
+def states(job: Job) -> Any:
+    parts = [job.optimizer.state_dict()]
+    if job.scheduler is not None:
+        parts.append(job.scheduler.state_dict())
+    return copy.deepcopy((parts, job.steps))
+
+
+def load(job: Job, saved: Any) -> None:
+    parts, job.steps = copy.deepcopy(saved)
+    job.optimizer.load_state_dict(parts[0])
+    if job.scheduler is not None:
+        job.scheduler.load_state_dict(parts[1])
+
+
+@pytest.mark.parametrize("schedule", ["", "cosine"])
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_the_values_shown_after_a_restored_state_are_those_in_effect(
+    tmp_path: Path, schedule: str, is_frozen: bool
+) -> None:
+    job = Job(tmp_path, schedule)
+    before = states(job)
+    job.send("lr", {"scale": 0.5})
+    if is_frozen:
+        assert job.send(FREEZE, {}).state == "applied"
+    assert job.shown() == pytest.approx([0.05, 0.1], rel=1e-3)
+    load(job, before)
+    job.move()
+    assert job.rates == pytest.approx([0.1, 0.2], rel=1e-3)
+    assert job.shown() == pytest.approx([0.1, 0.2], rel=1e-3)
+    assert bool(views.frozen(job.view().commands)) == is_frozen
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_what_the_script_changes_by_itself_is_shown_soon(tmp_path: Path, is_frozen: bool) -> None:
+    job = Job(tmp_path)
+    if is_frozen:
+        job.send(FREEZE, {})
+    job.move()
+    job.optimizer.param_groups[1]["lr"] = 0.7
+    began = time.monotonic()
+
+    def is_shown() -> bool:
+        job.move()
+        time.sleep(0.01)
+        return bool(job.shown() == [0.1, 0.7])
+
+    wait_until(is_shown, "the rate of the script to be shown")
+    assert time.monotonic() - began < 5.0
+
+
+@pytest.mark.parametrize("schedule", ["", "cosine"])
+def test_what_a_restored_state_left_standing_may_be_undone_and_nothing_else(
+    tmp_path: Path, schedule: str
+) -> None:
+    job = Job(tmp_path, schedule)
+    before = states(job)
+    first = job.send("lr", {"scale": 0.5})
+    between = states(job)
+    second = job.send("lr", {"scale": 0.1, "group": 1})
+    load(job, between)
+    job.move()
+    with pytest.raises(CannotUndo, match="restore has undone it already"):
+        job.step_back(second)
+    job.revert(first)
+    want = job.scheduled() if schedule else [0.1, 0.2]
+    assert job.rates == want
+    third = job.send("lr", {"scale": 0.25})
+    load(job, before)
+    job.move()
+    with pytest.raises(CannotUndo, match="restore has undone it already"):
+        job.step_back(third)
+    fourth = job.send("lr", {"scale": 0.25})
+    job.revert(fourth)
+    want = job.scheduled() if schedule else [0.1, 0.2]
+    assert job.rates == want
+
+
+def test_a_checkpoint_carries_what_may_be_undone_into_the_next_attempt(tmp_path: Path) -> None:
+    job = Job(tmp_path, "cosine")
+    first = job.send("lr", {"scale": 0.5, "group": 1})
+    second = job.send("lr", {"lr": 0.03})
+    job.trainer.save_checkpoint()
+    job.trainer.finish(close_run=False)
+    again = Job(tmp_path, "cosine", resume=job.trainer.run.run_id)
+    again.trainer.load_checkpoint()
+    again.steps = job.steps
+    again.move()
+    again.revert(second)
+    again.revert(first)
+    assert again.rates == pytest.approx(again.scheduled(), rel=1e-12)
+    assert again.step_back(first) is None
