@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest
 READY := .venv/.ready
 CODE := launchhelm syncer tests examples benchmarks docs tools
 BENCHMARKS := logging idle memory reading control_point command_latency server_latency sync rescan \
-  ingest live_runs checkpoint dashboard
+  ingest live_runs checkpoint shards dashboard
 
 .NOTPARALLEL:
 .PHONY: demo test check fix format lint types examples docs wheel stress rig bench clean
