@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -22,6 +23,9 @@ Json = dict[str, Any]  # Any: JSON.
 
 MAX_ITEMS: Final = 500
 MAX_ROWS: Final = 1000
+MAX_HISTORY: Final = 12
+"""Steps of a histogram that are shown together, at equal distances, the one asked for last."""
+
 MAX_TEXT: Final = 20_000
 MAX_OWN_FILES: Final = 2000
 _CHUNK: Final = 256 << 10
@@ -55,7 +59,30 @@ def listing(run: OpenRun, request: Request) -> Json:
     for at, body, rank in found:
         if at == step and len(items) < MAX_ITEMS:
             items += _items(view, body, at, rank)
+    histories = _histories(found, step)
+    for item in items:
+        if item["histogram"] is not None:
+            item["history"] = histories[item["name"], item["rank"]]
     return {"names": sorted(names), "steps": steps, "step": step, "items": items[:MAX_ITEMS]}
+
+
+def _histories(
+    found: Iterable[tuple[int, dict[str, Any], int]], step: int
+) -> dict[tuple[str, int], list[Json]]:
+    """Return the histograms of each name and rank up to a step, a choice of them if many."""
+    every: dict[tuple[str, int], dict[int, Json]] = {}
+    for at, body, rank in found:
+        value = body["value"]
+        if at <= step and isinstance(value.get("counts"), list):
+            shown = {"step": at, "edges": value.get("edges"), "counts": value["counts"]}
+            # A step that was logged again is shown as it was last.
+            every.setdefault((plain(body["name"]), rank), {})[at] = shown
+    histories: dict[tuple[str, int], list[Json]] = defaultdict(list)
+    for key, by_step in every.items():
+        steps = sorted(by_step, reverse=True)
+        some = steps[:: -(-len(steps) // MAX_HISTORY)]
+        histories[key] = [by_step[at] for at in reversed(some)]
+    return histories
 
 
 def _items(view: views.RunView, body: dict[str, Any], step: int, rank: int) -> list[Json]:

@@ -80,6 +80,11 @@ def _other(root: Path) -> str:
     run = MadeRun(root, "other", config={"lr": 0.02})
     _train(run.journals[0], 40, 160, rate=0.02, tilt=-0.5)
     _halved(run, "halved-other", 90)
+    edges = [at / 4 for at in range(9)]
+    for step in (50, 100, 150):
+        value = {"edges": edges, "counts": [abs(at * 50 - step) for at in range(8)]}
+        body = {"name": "weights", "renderer": "histogram", "value": value}
+        run.journals[0].add("rich", body, step=step)
     run.end(step=159)
     return run.run_id
 
@@ -247,6 +252,29 @@ def test_rows_of_runs_have_a_trend_exceptions_and_what_is_on_a_server(
         expect(page.locator('tr[data-row] [data-state="copy"]')).to_contain_text("□")
         expect(page.locator("main")).to_contain_text("1 unknown outcome")
         shoot(page, "runs")
+
+
+def test_histograms_are_curves_over_steps_with_the_newest_strong(
+    shown: Shown, browser: Browser, shoot: Callable[[Page, str], None]
+) -> None:
+    from playwright.sync_api import expect
+
+    with looking(browser, base=shown.dashboard.base) as page:
+        page.goto(shown.dashboard.url(f"/run/{shown.other}/media"))
+        plot = page.locator(".plot")
+        expect(plot).to_have_attribute(
+            "aria-label", re.compile("weights: distributions at 3 steps"), timeout=DEADLINE_MS
+        )
+        lines = page.locator("lh-chart").evaluate(
+            "(chart) => chart.data.series.map(({ label, faint }) => [label, faint])"
+        )
+        assert lines == [["step 50", True], ["step 100", True], ["step 150", False]]
+        page.get_by_text("steps as table").click()
+        rows = page.get_by_role("region", name="distributions over steps").locator("tbody tr")
+        expect(rows).to_have_count(3)
+        shoot(page, "media-histograms")
+        page.keyboard.press("ArrowLeft")
+        expect(plot).to_have_attribute("aria-label", re.compile("distributions at 2 steps"))
 
 
 def _firsts(page: Page) -> list[int]:

@@ -6,6 +6,7 @@ import { set } from "../lib/address.js";
 import { bytes, count, number, text, visible } from "../lib/format.js";
 import { load, loaded } from "../lib/load.js";
 import { say, state, update } from "../lib/state.js";
+import "../parts/chart.js";
 import "../parts/picture.js";
 import { download, empty, shown } from "../parts/words.js";
 
@@ -32,7 +33,7 @@ function body(one) {
     return html`<p class="missing">${one.address ? html`lies elsewhere: <code>${visible(one.address)}</code>` : html`not on this disk <code>${visible(one.digest?.slice(0, 19))}</code>`}</p>`;
   }
   if (one.table) return tableView(one);
-  if (one.histogram) return histogramView(one.histogram);
+  if (one.histogram) return histogramView(one);
   if (one.text !== null && one.text !== undefined) return html`<pre class="text" tabindex="0">${visible(one.text)}</pre>`;
   if (!one.digest) return html`<p class="missing">no bytes were recorded</p>`;
   const wanted = (state.page.wanted ||= new Set());
@@ -53,13 +54,56 @@ function tableView(one) {
     <p class="line"><span class="quiet">${count(total)} × ${count(columns.length)}</span><button type="button" class="small" @click=${csv}>save as CSV</button></p>`;
 }
 
-function histogramView({ edges = [], counts = [], min, max }) {
+// As bars for one step; as curves over steps, the newest strong, where there are several.
+function histogramView({ name, histogram, history = [] }) {
+  const { edges = [], counts = [], min, max } = histogram;
+  const several = history.length > 1;
   const most = Math.max(1, ...counts);
-  return html`<lh-bars .given=${counts.map((amount) => amount / most)} role="img"
-      aria-label=${`${counts.length} bins from ${number(edges[0])} to ${number(edges.at(-1))}, fullest with ${count(most)}`}></lh-bars>
-    <p class="line quiet"><span>${number(min ?? edges[0])}</span><span class="grow"></span><span>${number(max ?? edges.at(-1))}</span></p>
-    <details><summary>as table</summary><table class="plain"><thead><tr><th scope="col">from</th><th scope="col">to</th><th scope="col">count</th></tr></thead>
-      <tbody>${counts.map((amount, at) => html`<tr><td class="number">${number(edges[at])}</td><td class="number">${number(edges[at + 1])}</td><td class="number">${count(amount)}</td></tr>`)}</tbody></table></details>`;
+  return html`${several ? html`<lh-chart .data=${overSteps(name, history)}></lh-chart>`
+    : html`<lh-bars .given=${counts.map((amount) => amount / most)} role="img"
+        aria-label=${`${counts.length} bins from ${number(edges[0])} to ${number(edges.at(-1))}, fullest with ${count(most)}`}></lh-bars>
+      <p class="line quiet"><span>${number(min ?? edges[0])}</span><span class="grow"></span><span>${number(max ?? edges.at(-1))}</span></p>`}
+    ${several ? stepsTable(history) : nothing}
+    <details><summary>bins as table</summary><div class="scroll short" tabindex="0" role="region" aria-label=${`bins of ${visible(name)}`}><table class="plain"><thead><tr><th scope="col">from</th><th scope="col">to</th><th scope="col">count</th></tr></thead>
+      <tbody>${counts.map((amount, at) => html`<tr><td class="number">${number(edges[at])}</td><td class="number">${number(edges[at + 1])}</td><td class="number">${count(amount)}</td></tr>`)}</tbody></table></div></details>`;
+}
+
+const sum = (values) => values.reduce((total, one) => total + one, 0);
+
+// The share of all values per unit of the axis, so that bins of any width compare.
+function densities({ edges, counts }) {
+  const total = sum(counts) || 1;
+  return counts.map((amount, at) => amount / total / (edges[at + 1] - edges[at] || 1));
+}
+
+function overSteps(name, history) {
+  const key = JSON.stringify(history.map((one) => [one.step, sum(one.counts)]));
+  const made = (state.page.histories ||= new Map());
+  if (made.get(name)?.key !== key) {
+    const series = history.map((one, at) => ({
+      label: `step ${count(one.step)}`,
+      x: one.counts.map((_, bin) => (one.edges[bin] + one.edges[bin + 1]) / 2),
+      y: densities(one),
+      color: 0,
+      faint: at < history.length - 1,
+    }));
+    const newest = history.at(-1);
+    const summary = `${visible(name)}: distributions at ${history.length} steps, the newest, ${count(newest.step)}, from ${number(newest.edges[0])} to ${number(newest.edges.at(-1))}, most around ${number(mode(newest))}`;
+    made.set(name, { key, data: { series, axis: "value", summary } });
+  }
+  return made.get(name).data;
+}
+
+function mode({ edges, counts }) {
+  const fullest = counts.indexOf(Math.max(...counts));
+  return (edges[fullest] + edges[fullest + 1]) / 2;
+}
+
+function stepsTable(history) {
+  return html`<details><summary>steps as table</summary><div class="scroll short" tabindex="0" role="region" aria-label="distributions over steps"><table class="plain">
+    <thead><tr>${["step", "values", "lowest edge", "most around", "highest edge"].map((head) => html`<th scope="col" class="number">${head}</th>`)}</tr></thead>
+    <tbody>${history.map((one) => html`<tr><th scope="row" class="number">${count(one.step)}</th><td class="number">${count(sum(one.counts))}</td>
+      <td class="number">${number(one.edges[0])}</td><td class="number">${number(mode(one))}</td><td class="number">${number(one.edges.at(-1))}</td></tr>`)}</tbody></table></div></details>`;
 }
 
 function move(by) {
