@@ -277,6 +277,37 @@ def test_histograms_are_curves_over_steps_with_the_newest_strong(
         expect(plot).to_have_attribute("aria-label", re.compile("distributions at 2 steps"))
 
 
+def test_of_a_long_table_only_the_rows_near_the_screen_exist(
+    browser: Browser, tmp_path: Path
+) -> None:
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=DEADLINE_MS)
+    run = MadeRun(tmp_path, "large", ranks=512).train()
+    with Dashboard(tmp_path) as dashboard, looking(browser, base=dashboard.base) as page:
+        page.goto(dashboard.url(f"/run/{run.run_id}/processes?only=all"))
+        rows = page.locator("tr[data-row]")
+        expect(rows.first).to_have_attribute("data-row", "0")
+        assert rows.count() < 120
+        height = page.evaluate("document.documentElement.scrollHeight")
+        assert height > 512 * 28
+        page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+        last = page.locator('tr[data-row="511"]')
+        expect(last).to_be_in_viewport()
+        expect(last).to_have_attribute("aria-rowindex", "513")
+        expect(page.locator('tr[data-row="0"]')).to_have_count(0)
+        assert rows.count() < 120
+        assert abs(page.evaluate("document.documentElement.scrollHeight") - height) < 40
+        # Keys go on from row to row, also to those that did not exist.
+        last.focus()
+        for _ in range(60):
+            page.keyboard.press("k")
+        expect(page.locator('tr[data-row="451"]')).to_be_focused()
+        page.get_by_role("button", name="Rank").click()
+        page.evaluate("scrollTo(0, 0)")
+        expect(rows.first).to_have_attribute("data-row", "511")
+
+
 def _firsts(page: Page) -> list[int]:
     """Return where the curves of the first chart begin."""
     found: list[int] = page.locator("lh-chart").first.evaluate(

@@ -101,7 +101,7 @@ function mode({ edges, counts }) {
 
 function stepsTable(history) {
   return html`<details><summary>steps as table</summary><div class="scroll short" tabindex="0" role="region" aria-label="distributions over steps"><table class="plain">
-    <thead><tr>${["step", "values", "lowest edge", "most around", "highest edge"].map((head) => html`<th scope="col" class="number">${head}</th>`)}</tr></thead>
+    <thead><tr>${["step", "values", "from", "most at", "to"].map((head) => html`<th scope="col" class="number">${head}</th>`)}</tr></thead>
     <tbody>${history.map((one) => html`<tr><th scope="row" class="number">${count(one.step)}</th><td class="number">${count(sum(one.counts))}</td>
       <td class="number">${number(one.edges[0])}</td><td class="number">${number(mode(one))}</td><td class="number">${number(one.edges.at(-1))}</td></tr>`)}</tbody></table></div></details>`;
 }

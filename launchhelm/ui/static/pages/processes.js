@@ -14,7 +14,7 @@ const MARKS = { ok: "", starting: "…", busy: "▣", behind: "▼", late: "◐"
 const WELL = new Set(["ok", "ended"]);
 const MEASURES = { late: "late by", step: "step time", behind: "steps behind", gap: "between beats" };
 const FEW = 16;
-const MOST_ROWS = 512;
+const MOST_ROWS = 4096;
 
 const path = (rest) => `runs/${encodeURIComponent(state.route.id)}/${rest}`;
 
