@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -61,7 +60,7 @@ class ServedBoard(Board):
         self._kept: dict[Path, Kept] = {}
         self._updated: dict[Path, float] = {}
         self._wanted: dict[Path, float] = {}
-        self._updating = threading.Lock()
+        self._list()
 
     # --- the list ---------------------------------------------------------------------------------
 
@@ -173,6 +172,11 @@ class ServedBoard(Board):
             raise Problem(error.status, error.code, error.message, kept=NOTHING_SENT) from error
         self._update(kept, UPDATE_S)
         return id_
+
+    def ledger_version(self, directory: Path) -> int:
+        """Return how many changes of commands the mirror has."""
+        kept = self._kept.get(directory)
+        return self._shelf.mirror(kept).told if kept is not None else 0
 
     def known_as(self, id_: str) -> str:
         """Return the server's id of a command that the page sent under one of its own."""

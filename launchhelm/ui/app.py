@@ -19,7 +19,7 @@ from launchhelm.ui import (
     _answers_runs,
     _answers_series,
 )
-from launchhelm.ui.board import Board
+from launchhelm.ui.board import NEVER, Board
 from launchhelm.ui.guard import HEADERS, Guard
 from launchhelm.ui.pages import Page, Pages
 from launchhelm.ui.request import MAX_BODY_BYTES, Problem, Request, too_large
@@ -200,10 +200,14 @@ class App:
             case ("runs", id_, "commands"):
                 with self.board.open(id_, fresh=True) as run:
                     status, document = _answers_commands.give(self.board, run.view, body)
+                    run.looked_at = -1e9  # Whoever asks next sees it.
+                    run.looked_at = NEVER  # Whoever asks next sees what was just written.
                     return Answer(document, status)
             case ("runs", id_, "commands", command, "cancel"):
                 with self.board.open(id_, fresh=True) as run:
                     document = _answers_commands.cancel(self.board, run.view, command, body)
+                    run.looked_at = -1e9
+                    run.looked_at = NEVER
                     return Answer(document, 201)
         raise _nothing_there()
 

@@ -37,6 +37,9 @@ IDLE_S: Final = 30.0
 FRESH_S: Final = 0.5
 """An open run is not looked at again within this time."""
 
+NEVER: Final = -1e9
+"""Before any clock began: what was looked at then is looked at again at once."""
+
 MAX_OPEN: Final = 16
 NOTHING_SENT: Final = "Nothing was sent, nothing changed."
 _LIVE: Final = frozenset({"starting", "running"})
@@ -62,7 +65,7 @@ class OpenRun:
     console: Console = field(default_factory=Console)
     beats: Beats = field(default_factory=Beats)
     lock: threading.RLock = field(default_factory=threading.RLock)
-    looked_at: float = -1e9
+    looked_at: float = NEVER
     share: float = 1.0
     """How much of its points is there; less than all while a server's run is being copied."""
 
@@ -177,6 +180,10 @@ class Board:
     def misfits(self, command: Command) -> dict[str, str]:
         """Say by field what of a command cannot be sent from here, whatever the run."""
         return {}
+
+    def ledger_version(self, directory: Path) -> int:
+        """Return a number that rises with each change of a run's ledger, where that is counted."""
+        return 0
 
     def known_as(self, id_: str) -> str:
         """Return the id by which a run knows a command that was sent from here under one."""

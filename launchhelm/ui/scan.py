@@ -236,7 +236,11 @@ class Scanner:
         is_beat_due = now - watched.beats_at >= views.BEAT_S
         seen = dict(watched.seen)
         seen.update(_glance(watched.directory, with_beats=is_beat_due))
+        # Where a listing may miss one that came and went.
+        seen["ledger"] = self._board.ledger_version(watched.directory)
         changed = [word for word in seen if seen[word] != watched.seen.get(word)]
+        if "ledger" in changed:
+            changed = [*(word for word in changed if word != "ledger"), "commands"]
         watched.seen = seen
         if is_beat_due:
             watched.beats_at = now
@@ -269,12 +273,21 @@ def _glance(directory: Path, *, with_beats: bool) -> dict[str, Any]:
             (beats if writer.rank else points).append((name, size))
     seen: dict[str, Any] = {
         "points": sorted(points),
-        "commands": _names(directory / layout.CONTROL),
+        "commands": _inbox(directory / layout.CONTROL),
         "attempts": (newest, len(listing), _names(directory / layout.ATTEMPTS)),
     }
     if with_beats:
         seen["beats"] = (sorted(beats), sorted(points))
     return seen
+
+
+def _inbox(directory: Path) -> tuple[int, list[str]]:
+    """Return what also changes when a file came and went between two looks."""
+    try:
+        changed = directory.stat().st_mtime_ns
+    except OSError:
+        changed = 0
+    return changed, _names(directory)
 
 
 def _size(path: Path) -> int:

@@ -55,6 +55,7 @@ class Mirror:
 
     Attributes:
         share: How much of the points is in it, from 0 to 1.
+        told: Rises with whatever becomes known of a command.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Mirror:
     ) -> None:
         self.run_id = str(run["id"])
         self.share = 0.0
+        self.told = 0
         self.capabilities: dict[str, tuple[Person, Document]] = {}
         self._server = server
         self._lock = threading.Lock()
@@ -106,6 +108,7 @@ class Mirror:
 
     def _append(self, participant: str, made: Made) -> None:
         journal = self._journals.get(participant)
+        self.told += made.kind in ("oc", "effect")
         if journal is not None:
             journal.append(made.kind, made.body, step=made.step, axes=made.axes, at=made.at)
 
@@ -351,6 +354,7 @@ class Mirror:
             if entry.life.execution in lifecycle.WAITING:
                 if "waiting" not in said:
                     said.add("waiting")
+                    self.told += 1
                     write_durably(path, inbox.encode(self._command(given)))
                 continue
             if "waiting" in said:
