@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 from launchhelm import _wording, views
+from launchhelm._clock import SYSTEM_CLOCK
 from launchhelm._wording import outcome_text
 from launchhelm.cli.output import Output
 from launchhelm.controls import fields
@@ -22,6 +25,20 @@ def print_controls(view: views.RunView, output: Output) -> None:
         output.table(("CONTROL", "NOW", "TAKES"), rows)
     else:
         output.line("this run declares no controls")
+
+
+def print_freeze(view: views.RunView, output: Output) -> str:
+    """Print since when no command acts, by whose order and why; return that, "" when they act."""
+    held = views.freeze_of(view.commands)
+    if held is None:
+        return ""
+    said = _wording.plain(held.text)
+    today = time.localtime()[:3]
+    at = time.localtime(held.since)
+    clock = time.strftime("%H:%M:%S" if at[:3] == today else "%Y-%m-%d %H:%M:%S", at)
+    ago = _wording.duration(max(0.0, SYSTEM_CLOCK.wall() - held.since))
+    output.line(output.paint(f"{said} (since {clock}, {ago} ago)", "bad"))
+    return said
 
 
 def print_command(command: views.CommandView, view: views.RunView, output: Output) -> None:

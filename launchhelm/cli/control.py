@@ -18,7 +18,7 @@ from launchhelm.cli import (
     selection,
 )
 from launchhelm.cli._exit import Exit, UsageError
-from launchhelm.cli._sections import print_command, print_controls
+from launchhelm.cli._sections import print_command, print_controls, print_freeze
 from launchhelm.cli.output import Output
 from launchhelm.env import load_env
 from launchhelm.views.around import around_of
@@ -205,13 +205,17 @@ def arranged(words: Sequence[str]) -> tuple[str, str, list[str]]:
 
 def _list(view: views.RunView, output: Output) -> int:
     if output.json:
-        values = values_of(view)
+        values, frozen = values_of(view), documents.freeze_document(view)
         for capability in view.capabilities.values():
-            output.document(documents.control_document(capability, values))
+            document = documents.control_document(capability, values)
+            output.document({**document, "frozen": frozen})
         return Exit.DONE
+    held = print_freeze(view, output)
     print_controls(view, output)
     refusal = refusal_of(view)
-    if refusal:
+    if held and held in refusal:
+        output.say("`control RUN unfreeze` ends that.")
+    elif refusal:
         output.say(refusal)
     return Exit.DONE
 

@@ -163,6 +163,14 @@ def control_document(capability: fields.Capability, values: Mapping[str, Any]) -
     }
 
 
+def freeze_document(view: views.RunView) -> Document | None:
+    """Since when no command acts, by whose order and why; None while they act."""
+    held = views.freeze_of(view.commands)
+    if held is None:
+        return None
+    return {"text": held.text, "by": held.by, "reason": held.reason, "since": held.since}
+
+
 def command_document(command: views.CommandView, around: Around) -> Document:
     """One entry of the ledger."""
     outcome = command.outcome

@@ -11,7 +11,7 @@ from typing import Any, Final
 from launchhelm import _wording, views
 from launchhelm.cli import documents, selection
 from launchhelm.cli._exit import Exit
-from launchhelm.cli._sections import print_command, print_controls
+from launchhelm.cli._sections import print_command, print_controls, print_freeze
 from launchhelm.cli.output import Output
 from launchhelm.views.around import around_of, diverged_of
 from launchhelm.views.plan import values_of
@@ -93,6 +93,7 @@ def document_of(view: views.RunView, pattern: str | None) -> documents.Document:
         "processes": [documents.process_document(each) for each in view.participants],
         "controlling": view.controls.get("control"),
         "controlling_why": view.controls.get("why", ""),
+        "frozen": documents.freeze_document(view),
         "diverged": diverged_of(view),
         "controls": [
             documents.control_document(each, values) for each in view.capabilities.values()
@@ -227,9 +228,7 @@ def _print_controls(view: views.RunView, output: Output, *, every: bool) -> None
     if view.controls.get("control") == "off":
         why = _wording.plain(str(view.controls.get("why") or "no reason reported"))
         output.line(output.paint(f"control is off: {why}", "bad"))
-    frozen = views.frozen(view.commands)
-    if frozen:
-        output.line(output.paint(_wording.plain(frozen), "bad"))
+    print_freeze(view, output)
     for name, by_rank in diverged_of(view).items():
         output.line(output.paint(_wording.diverged_text(name, by_rank), "bad"))
     if every:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from launchhelm import views
+from launchhelm.cli import main
 from launchhelm.records import Command, Outcome
 from launchhelm.store import inbox
 from launchhelm.store.manifest import attempts
@@ -161,7 +163,8 @@ def test_a_command_lands_on_every_rank_at_one_step(tmp_path: Path) -> None:
         scheduled = 1.0 / (1 + step)
         assert rates[step - 1] == [0.1 * scheduled * factor, 0.2 * scheduled * factor]
     old = [0.1 * (1.0 / (1 + at)), 0.2 * (1.0 / (1 + at))]
-    assert halved.changes["lr"] == {"old": old, "new": [rate * 0.5 for rate in old]}
+    new = [rate * 0.5 for rate in old]
+    assert halved.changes["lr"] == {"old": old, "new": new, "factors": [0.5, 0.5]}
     assert halved.result == {"lr": [rate * 0.5 for rate in old]}
 
     # What the rate came to after the scheduler moved once more, and that it is logged at once.
@@ -175,6 +178,38 @@ def test_a_command_lands_on_every_rank_at_one_step(tmp_path: Path) -> None:
     shown = [record.body for record in records(run, "ctl")]
     assert shown[0]["control"] == "on"
     assert any(each["step"] == at for each in shown)
+
+
+def test_what_was_commanded_is_taken_back_on_every_rank_by_one_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def revert(id_: str) -> tuple[int, str, str]:
+        words = ("control", "latest", "revert", id_, "--timeout", "60", "--json")
+        code = main(["--root", str(tmp_path), *words])
+        return code, *capsys.readouterr()
+
+    with Ranks(controlled, 2, root=str(tmp_path)) as ranks:
+        ranks.wait_for(0, "training")
+        run = only_run(tmp_path)
+        first = send(run, "first", "lr", lr=0.05)
+        send(run, "second", "lr", scale=0.5, group=1)
+        said = [revert(id_) for id_ in ("first", "second", "first")]
+        send(run, "stop", "set_stop", value=True)
+        ended = ranks.wait()
+    assert [one.code for one in ended] == [0, 0], ended
+    assert ended[0].value["rates"] == ended[1].value["rates"]
+    assert [code for code, _, _ in said] == [6, 0, 0], said
+    assert "command second has changed it since; undo that one first" in said[0][2]
+    undone = [json.loads(out) for _, out, _ in said[1:]]
+    assert undone[0]["payload"] == {"scale": 2.0, "group": 1}
+    assert list(undone[1]["payload"]) == ["scales"]
+    assert [each["applied_on"] for each in undone] == [2, 2]
+    rates = ended[0].value["rates"]
+    for step in range(1, len(rates) + 1):
+        scheduled = [0.1 * (1.0 / (1 + step)), 0.2 * (1.0 / (1 + step))]
+        is_as_scheduled = rates[step - 1] == scheduled
+        changed = range(first.applied_at["step"], undone[1]["applied_at"]["step"])
+        assert is_as_scheduled != (step in changed), step
 
 
 def unlucky(rank: int, size: int, tell: Tell, root: str, reaction: str) -> dict[str, Any]:

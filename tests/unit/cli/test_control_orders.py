@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,17 +122,29 @@ def test_a_frozen_run_says_by_whom_and_takes_only_the_order_that_ends_it(
     run: MadeRun, cli: Cli
 ) -> None:
     said = "the controls are frozen by alice: measuring"
-    told(run, "f1", "run:freeze", {}, message=said)
+    told(run, "f1", "run:freeze", {}, message=said, owner="alice", reason="measuring")
     ran = cli("control", "ddp-run", "lr", "scale=0.5")
     assert ran.code == 6 and said in ran.err
-    assert said in cli("control", "ddp-run", "list").err
-    assert said in cli("show", "ddp-run").out
+    line = re.compile(rf"^{said} \(since \d\d:\d\d:\d\d, \d+ s ago\)$", re.MULTILINE)
+    listed = cli("control", "ddp-run", "list")
+    assert line.search(listed.out) and "unfreeze" in listed.err
+    assert line.search(cli("show", "ddp-run").out)
+    assert line.search(cli("show", "ddp-run", "--controls").out)
+    for document in (
+        *cli("control", "ddp-run", "list", "--json").lines,
+        cli("show", "ddp-run", "--json").document,
+    ):
+        frozen = document["frozen"]
+        assert frozen["text"] == said and time.time() - frozen["since"] < 60
+        assert (frozen["by"], frozen["reason"]) == ("alice", "measuring")
     again = cli("control", "ddp-run", "freeze")
     assert (again.code, again.out) == (0, f"{said}\n")
     assert commands_in(run.path) == []
     with Coordinator(run, done) as coordinator:
         assert cli("control", "ddp-run", "unfreeze").code == 0
     assert [each.name for each in coordinator.taken] == ["run:unfreeze"]
+    assert "frozen" not in cli("control", "ddp-run", "list").out
+    assert cli("control", "ddp-run", "list", "--json").lines[0]["frozen"] is None
     assert cli("control", "ddp-run", "lr", "scale=0.5", "--check").code == 0
     assert cli("control", "ddp-run", "unfreeze").out == "the controls are not frozen\n"
 
