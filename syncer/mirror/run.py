@@ -13,6 +13,7 @@ import os
 import sqlite3
 import threading
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final  # Any: JSON values.
@@ -27,7 +28,7 @@ from launchhelm.store.writer import JournalWriter
 from syncer.labels import GROUP, NOTES, SUMMARY, TAGS
 from syncer.mirror.people import Person, opening, people
 from syncer.mirror.records import Made, Stream, joined, made, plain_value, value_of
-from syncer.naming import EVENTS, NAME_LABEL
+from syncer.naming import EVENTS, NAME_LABEL, RUN_LABEL
 from syncer.server import documents, held, lifecycle
 from syncer.server.documents import Document
 from syncer.server.held import BEFORE, LAST, Given, Place, Point
@@ -253,7 +254,11 @@ class Mirror:
                 body = {"id": id_, **{name: spec[name] for name in known if name in spec}}
                 body["size"] = int(str(spec.get("size") or 0))
                 at = float(document["created_at"])
-                self._append(person.id, Made(BEFORE, "art", at, None, {}, body))
+                made_by = spec.get("provenance")
+                places = made_by.get("coordinates") if isinstance(made_by, dict) else None
+                step = _coordinates(places if isinstance(places, list) else ()).get("step")
+                step = step if isinstance(step, int) else None
+                self._append(person.id, Made(BEFORE, "art", at, step, {}, body))
 
     # --- points -----------------------------------------------------------------------------------
 
@@ -449,12 +454,22 @@ def _manifest(run: Document, shown_id: str, project: str) -> Manifest:
         name=told.pop("name"),
         project=project,
         project_id=run["project_id"],
-        created_at=float(run["created_at"]),
+        created_at=created_at(run),
         created_by="",
         host=str(labels.get("launchhelm.host", "")),
         config=plain_value(parameters) if isinstance(parameters, dict) else {},
         extra={**extra, **told},
     )
+
+
+def created_at(run: Document) -> float:
+    """Return when a run began, which its own id tells; else when the server heard of it."""
+    own = str((run["spec"].get("labels") or {}).get(RUN_LABEL, ""))
+    try:
+        known = uuid.UUID(own)
+    except ValueError:
+        return float(run["created_at"])
+    return (known.int >> 80) / 1000 if known.version == 7 else float(run["created_at"])
 
 
 def described(run: Document) -> dict[str, Any]:

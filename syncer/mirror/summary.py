@@ -13,7 +13,7 @@ from launchhelm.views.participants import ParticipantView
 from launchhelm.views.state import run_state
 from syncer.mirror.people import Person, people
 from syncer.mirror.records import Stream, made, plain_value, value_of
-from syncer.mirror.run import WORLD_LABEL, described
+from syncer.mirror.run import WORLD_LABEL, created_at, described
 from syncer.naming import EVENTS
 from syncer.server import documents, held, lifecycle
 from syncer.server.documents import Document
@@ -50,7 +50,7 @@ def summarise(
         sorted(rows, key=lambda row: (row.rank, row.writer.token)),
         world_size=world,
         started_at=min((each.created_at for each in newest), default=run["created_at"]),
-        created_at=float(run["created_at"]),
+        created_at=created_at(run),
         now=now,
         still=Age(max(0.0, now - float(run["updated_at"]))),
     )
@@ -60,7 +60,7 @@ def summarise(
         run_id=shown_id,
         name=told["name"],
         project=project,
-        created_at=float(run["created_at"]),
+        created_at=created_at(run),
         state=state,
         step=max((row.step for row in rows if row.step is not None), default=None),
         world_size=world,

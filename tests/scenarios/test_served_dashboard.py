@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,9 @@ from tests.support.v1_server import PROJECT, V1Server, v1_process
 LIMIT_S = 60.0
 STEPS = 3000
 SPIKE, LOST = 1234, 77
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 
 
 class Served:
@@ -30,9 +34,7 @@ class Served:
         self._server = server
         self._key = server.key if key is None else key
 
-    def ask(
-        self, path: str, body: Any = None, **headers: str
-    ) -> httpx.Response:
+    def ask(self, path: str, body: Any = None, **headers: str) -> httpx.Response:
         sent = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         return self._server.http.request(
             "GET" if body is None else "POST",
@@ -102,8 +104,8 @@ def test_a_synced_run_is_answered_as_its_directory_is(tmp_path: Path, server: V1
     assert (there["path"], there["owner"]) == ("", "")
 
     here, there = near.get(f"runs/{run.run_id}"), far.get(f"runs/{run.run_id}")
-    same = ("id", "name", "project", "tags", "config", "state", "state_text", "step", "world_size")
-    assert {name: there[name] for name in same} == {name: here[name] for name in same}
+    also = ("id", "name", "project", "tags", "config", "state", "state_text", "step", "world_size")
+    assert {name: there[name] for name in also} == {name: here[name] for name in also}
     assert there["losses"] == here["losses"]
 
     for px in (64, 4000):
@@ -225,3 +227,56 @@ def test_a_key_sees_its_own_project_and_nobody_else_sees_anything(
         assert mine.ask("/api/1/runs", **header).status_code == 403
     assert mine.ask("/api/1/runs", Origin=server.url).status_code == 200
     assert server.call("GET", "/v1/me").status_code == 200
+
+
+def test_console_media_files_attempts_and_words_come_as_far_as_a_server_has_them(
+    tmp_path: Path, server: V1Server
+) -> None:
+    root = tmp_path / "runs"
+    (tmp_path / "kept.txt").write_text("bytes to keep")
+    run = launchhelm.init(PROJECT, name="rich", state_dir=str(root))
+    run.console("a line for the page")
+    run.define("loss", unit="nats")
+    for step in range(20):
+        run.log({"loss": 2.0 - step / 100, "ok": True, "big": 2**70, "label": "nan"}, step=step)
+    run.text("note", "what was seen", step=1)
+    run.image("sample", PNG, step=1, media_type="image/png")
+    run.artifact(tmp_path / "kept.txt")
+    run.finish(close_run=False)
+    run = launchhelm.init(PROJECT, state_dir=str(root), resume=run.run_id)
+    for step in range(15, 40):
+        run.log({"loss": 1.0, "system.cpu": 0.5}, step=step)
+    run.summary({"best": 1.0})
+    run.finish()
+    sync = SyncCommand(tmp_path, server.url, server.key)
+    assert sync.once(root).code == 0
+    near, far, path = Dashboard(root), Served(server), f"runs/{run.run_id}"
+
+    here, there = near.get(path), far.get(path)
+    same = ("summary", "git", "python", "argv", "host", "state_text", "losses", "tabs")
+    assert {name: there[name] for name in same} == {name: here[name] for name in same}
+    assert there["created_at"] == pytest.approx(here["created_at"], abs=0.01)
+    fields = ("number", "world_size", "resumed_from", "first_step", "last_step", "end", "text")
+    for ours, theirs in zip(here["attempts"], there["attempts"], strict=True):
+        assert {name: theirs[name] for name in fields} == {name: ours[name] for name in fields}
+
+    for part in ("metrics", "console"):
+        assert far.get(f"{path}/{part}") == near.get(f"{path}/{part}")
+    names = {"name": ["loss", "ok", "big", "system.cpu"]}
+    for more in ({}, {"attempt": 1}):
+        assert far.get(f"{path}/series", **names, **more) == near.get(
+            f"{path}/series", **names, **more
+        )
+    here, there = near.get(f"{path}/media"), far.get(f"{path}/media")
+    for one in (*here["items"], *there["items"]):
+        one.pop("id", None)  # The server has its own.
+    assert there == here
+    assert far.ask(f"/api/1/blobs/{there['items'][1]['digest']}").content == PNG
+
+    (here,), (there,) = near.get(f"{path}/files")["files"], far.get(f"{path}/files")["files"]
+    assert {**there, "id": ""} == {**here, "id": ""}
+    assert far.get(f"{path}/files")["own"] == []
+    assert far.ask(f"/api/1/blobs/{there['digest']}").content == b"bytes to keep"
+    other = server.document("project", {"organization_id": server.organization}, name="other")
+    stranger = Served(server, make_key(server, LOOKING, other["id"]))
+    assert stranger.ask(f"/api/1/blobs/{there['digest']}").status_code == 404
