@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launchhelm.records import FREEZE, UNFREEZE, Record
+from launchhelm.records import Record
 from launchhelm.store.reader import Reader
 from launchhelm.torch._controls import is_number
 
@@ -25,6 +25,7 @@ class Commanded:
         had: Per group every factor that was in effect at some time, 1.0 among them.
         reverted_to: Per group the factor that a restart or a restored state has left.
         seen: The value per group that was recorded last, or that a restored state has replaced.
+        is_lost: A restart or a restored state has undone the last command, as was told.
     """
 
     command: str
@@ -35,6 +36,7 @@ class Commanded:
     had: dict[int, set[float]] = field(default_factory=dict)
     reverted_to: dict[int, float] = field(default_factory=dict)
     seen: list[Any] = field(default_factory=list)
+    is_lost: bool = False
 
     @property
     def where(self) -> str:
@@ -50,6 +52,7 @@ class Commanded:
 
     def take(self, old: Sequence[Any], new: Sequence[Any]) -> None:
         """Add what one more command has changed."""
+        self.is_lost = False
         for group, (before, after) in enumerate(zip(old, new, strict=False)):
             if before == after:
                 continue
@@ -73,11 +76,9 @@ class Past:
 
     Args:
         commanded: By control.
-        frozen: Who froze the controls, "" when nobody did or it was undone.
     """
 
     commanded: dict[str, Commanded] = field(default_factory=dict)
-    frozen: str = ""
 
 
 def kept(restored: Mapping[str, Any]) -> tuple[int, float | None, Mapping[str, Any]]:
@@ -116,12 +117,11 @@ def _take(past: Past, record: Record, body: Mapping[str, Any]) -> None:
                 mine.seen = per_group(value)
     elif record.kind == "effect":
         mine = known.get(str(body.get("name")))
-        if mine is not None and body.get("reverted"):
+        if mine is not None:
+            mine.is_lost = bool(body.get("reverted"))
             factors = _mapping(body.get("factors")).items()
             mine.reverted_to = {int(group): float(factor) for group, factor in factors}
     elif body.get("state") == "applied":
-        if body.get("name") in (FREEZE, UNFREEZE):
-            past.frozen = str(body.get("message")) if body["name"] == FREEZE else ""
         step = _mapping(body.get("applied_at")).get("step")
         add(known, str(body.get("cmd")), attempt, step, _mapping(body.get("changes")))
 

@@ -82,7 +82,6 @@ class Standing:
             except Exception as error:
                 run.fault("past commands", error)
         self.is_due = False
-        self.frozen = past.frozen
         self._run = run
         self._plant = plant
         self._notice = notice
@@ -138,7 +137,7 @@ class Standing:
         A control that is still to be declared is looked at when it is. Never raises.
 
         Returns:
-            The controls in which something was lost.
+            The controls in which something was lost, or is in effect again.
         """
         self.is_due = False
         found: list[str] = []
@@ -153,9 +152,28 @@ class Standing:
                     lost = _Lost(name, groups, why, commanded.command, commanded.where)
                     self._tell(control, commanded, lost, step)
                     found.append(name)
+                elif commanded.is_lost:
+                    self._tell_of_return(control, commanded, step)
+                    found.append(name)
             except Exception as error:  # Training goes on, and so does the look at the others.
                 self._run.fault("past commands", error)
         return found
+
+    def _tell_of_return(self, control: StateControl, commanded: Commanded, step: int) -> None:
+        """Say that a state was loaded in which a command that was lost is in effect again."""
+        commanded.is_lost, commanded.reverted_to = False, {}
+        body = {
+            "cmd": commanded.command,
+            "name": control.name,
+            "step": step,
+            "attempt": self._run.attempt.number,
+            "values": control.values(),
+        }
+        self._run.recorder.append("effect", body, step=step)
+        self._notice(
+            f"{control.name}: what was commanded {commanded.where} is in effect again, "
+            "by a restored state."
+        )
 
     def _tell(self, control: StateControl, commanded: Commanded, lost: _Lost, step: int) -> None:
         text = _sentence(control, commanded, lost)
@@ -174,6 +192,7 @@ class Standing:
             commanded.reverted_to = dict(now)
             body["factors"] = {str(group): factor for group, factor in now.items()}
         self._run.recorder.append("effect", body, step=step)
+        commanded.is_lost = True
         if self._reapply:
             self._lost.append(lost)
             text += " It is commanded again."

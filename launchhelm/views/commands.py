@@ -106,6 +106,7 @@ class Ledger:
             return
         if record.kind == "effect":
             self._effects[command] = record.body
+            self._restores.pop(command, None)
             if record.body.get("reverted"):
                 self._restores[command] = record.writer.attempt, record.at
             return

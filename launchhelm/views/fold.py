@@ -93,7 +93,13 @@ class Fold:
 
     @property
     def controls(self) -> dict[str, Any]:
-        """The newest `ctl` body: values that controls have, and the pace of the exchange."""
+        """The newest `ctl` body: values that controls have, and the pace of the exchange.
+
+        Empty once a newer attempt has said what may be commanded, until it says what it holds.
+        """
+        newest = max((stamp[0] for stamp in self._capabilities.stamps.values()), default=0)
+        if self._last.stamps.get("ctl", (newest, 0))[0] < newest:
+            return {}
         return dict(self._last.values.get("ctl", {}))
 
     @property

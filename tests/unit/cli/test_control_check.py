@@ -264,3 +264,50 @@ def test_an_expectation_is_sent_with_the_exact_present_value() -> None:
     assert changed == ["lr is 1.235e-4 now, not 3e-4"]
     with pytest.raises(UsageError, match="takes name=value"):
         _fields.expectation(["rate=3"], values)
+
+
+def with_lists(capability: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return a control that also takes lists of one number per group."""
+    fields = capability["input_schema"]["root"]["fields"]
+    lists = [
+        schema.field(name, schema.listing(schema.number(minimum=0)), optional=True)
+        for name in names
+    ]
+    return {**capability, "input_schema": schema.record([*fields, *lists])}
+
+
+EACH_LR, EACH_DECAY = with_lists(LR, "scales", "lrs"), with_lists(DECAY, "values")
+
+
+@pytest.mark.parametrize(
+    ("capability", "payload", "problem"),
+    [
+        (EACH_LR, {"scales": [0.5, 2]}, ""),
+        (EACH_LR, {"lrs": [0.5, 0]}, "a number above 0 for lrs, got 0"),
+        (EACH_LR, {"lrs": [0.5]}, "one number per group for lrs, 2 in all"),
+        (EACH_LR, {"scales": [0.5, 2], "group": 1}, "leave out group"),
+        (EACH_LR, {"scales": [0.5, 2], "lr": 1}, "exactly one of scale, lr, scales and lrs"),
+        (EACH_DECAY, {"values": [0.5, 0]}, ""),
+        (EACH_DECAY, {"values": [0.5, 0], "skip_zero": True}, "leave out skip_zero"),
+        (EACH_DECAY, {"values": [0.5, 0], "value": 1}, "exactly one of value, scale and values"),
+    ],
+)
+def test_one_number_per_group_is_judged_before_it_is_sent(
+    capability: dict[str, Any], payload: dict[str, Any], problem: str
+) -> None:
+    values = {"lr": [3e-4, 3e-5], "weight_decay": [0.1, 0.0]}
+    found = preview.problem_with(capability, payload, values)
+    assert (problem in found) if problem else found == ""
+
+
+def test_one_number_per_group_is_foreseen_for_each() -> None:
+    values = {"lr": [0.2, 0.1], "weight_decay": [0.1, 0.0]}
+    changes = [
+        preview.change_of("lr", {"scales": [0.5, 1]}, values),
+        preview.change_of("lr", {"lrs": [0.3, 0.4]}, values),
+        preview.change_of("weight_decay", {"values": [0.0, 0.5]}, values),
+    ]
+    assert [each and each.new for each in changes] == [[0.1, 0.1], [0.3, 0.4], [0.0, 0.5]]
+    assert preview.warnings_for(changes[0], EACH_LR, {"scales": [0.5, 1]}) == []
+    assert _fields.payload_of(["lrs=[0.3, 4e-2]"], EACH_LR) == {"lrs": [0.3, 0.04]}
+    assert "lrs: a JSON list of a number above 0, optional" in fields_text(EACH_LR)

@@ -281,6 +281,40 @@ def test_what_a_restored_state_left_standing_may_be_undone_and_nothing_else(
     assert job.rates == want
 
 
+@pytest.mark.parametrize("schedule", ["", "cosine"])
+def test_a_command_that_a_restored_state_brought_back_may_be_undone(
+    tmp_path: Path, schedule: str
+) -> None:
+    job = Job(tmp_path, schedule)
+    before = states(job)
+    first = job.send("lr", {"scale": 0.5})
+    after = states(job)
+    load(job, before)
+    job.move()
+    view = job.view().command(first.command)
+    assert view is not None and (view.effect or {}).get("reverted") == "restore"
+    load(job, after)
+    job.move()
+    view = job.view().command(first.command)
+    assert view is not None and "reverted" not in (view.effect or {})
+    assert job.shown() == pytest.approx([0.05, 0.1], rel=1e-3)
+    job.revert(first)
+    assert job.rates == (job.scheduled() if schedule else [0.1, 0.2])
+
+
+def test_an_attempt_that_has_not_said_what_it_holds_shows_nothing_of_the_one_before(
+    tmp_path: Path,
+) -> None:
+    job = Job(tmp_path)
+    job.send("lr", {"scale": 0.5})
+    job.trainer.finish(close_run=False)
+    again = lht.init("reverted", state_dir=tmp_path, resume=job.trainer.run.run_id)
+    assert values_of(views.open_run(on_disk(again))) == {}
+    again.watch(torch.nn.Linear(1, 1), make_optimizer(0.3, 0.4))
+    assert values_of(views.open_run(on_disk(again)))["lr"] == [0.3, 0.4]
+    again.finish()
+
+
 def test_a_checkpoint_carries_what_may_be_undone_into_the_next_attempt(tmp_path: Path) -> None:
     job = Job(tmp_path, "cosine")
     first = job.send("lr", {"scale": 0.5, "group": 1})
