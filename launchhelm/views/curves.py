@@ -49,8 +49,9 @@ _EXTREMES: Final = 4
 _NARROW: Final = 0.9
 """Sums serve while a bucket is not narrower than about one of them."""
 
-_FEW_BLOCKS: Final = 64
-"""With fewer sums than this, the points of several ranks are read."""
+_FEW_BLOCKS: Final = 12
+_MOST_BLOCKS_READ: Final = 512
+"""The points of several ranks are read where they have so few sums, each or together."""
 
 _LISTINGS: Final = 4
 _METRIC_HEADS: Final = (b'"k":"m"', b'"k":"sys"')
@@ -352,7 +353,8 @@ class Curves:
         )
         blocks = max(window.split(sources) for sources in known)
         # A bucket narrower than a block would hold one rank here and another there.
-        px = min(px, blocks) if blocks >= _FEW_BLOCKS else px
+        if blocks > max(_FEW_BLOCKS, _MOST_BLOCKS_READ // len(known)):
+            px = min(px, blocks)
         lines = []
         for sources in known:
             filled = self._filled(name, sources, window, px)

@@ -209,7 +209,7 @@ function tools() {
     <select @change=${(event) => change(event.target.value)}>
       ${choices.map(([value, words]) => html`<option value=${value} ?selected=${value === name}>${words}</option>`)}</select></label>`;
   const axes = [...new Set(["step", "time", "wall", ...ids().flatMap((id) => metricsOf(id).flatMap((one) => one.axes ?? []))])];
-  const runs = ids().map((id, at) => [id, `${LETTERS[at]} ${nameOf(id)}`]);
+  const runs = ids().map((id, at) => [id, `${LETTERS[at]} ${middle(nameOf(id), 24)}`]);
   return html`<div class="line">
     ${choice("baseline", baseline(), runs, (base) => set({ base: base === ids()[0] ? "" : base }))}
     ${choice("x", query.x ?? "step", axes.map((one) => [one, one]), (x) => again({ x: x === "step" ? "" : x, from: "", to: "" }))}
