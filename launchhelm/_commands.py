@@ -50,6 +50,9 @@ MAX_QUEUE: Final = 256
 """More commands than these wait in the inbox: the loop looks through the queue at each control
 point."""
 
+MAX_PREPARED: Final = 64
+"""So many commands for steps have their `applying` record before it is their turn."""
+
 MAX_SAFE_POINTS: Final = 64
 
 
@@ -109,6 +112,8 @@ class _Held:
     claimed_at: float
     age_s: float
     state: str = "claimed"
+    applying: Ticket | None = None
+    """Of its `applying` record, where that was begun before its turn."""
 
     def waited_s(self, now: float) -> float:
         return self.age_s + now - self.claimed_at
@@ -168,8 +173,8 @@ class CommandDesk:
         self._step = 0
         self.paused = False
         """Set by a loop that waits at a control point on purpose; it still takes commands."""
-        self.values: Mapping[str, Any] = {}
-        """The values that controls have now, replaced by their owner; read for `expected`."""
+        self.values: Callable[[], Mapping[str, Any]] = dict
+        """Tells what controls hold now, for `expected`; called by the thread that takes."""
 
     # The loop's side.
 
@@ -226,7 +231,14 @@ class CommandDesk:
                 held.claimed.durable and self._fits(held, safe_point) for held in self._queue
             )
 
-    def take(self, safe_point: str, *, step: int | None = None, ahead: int = 0) -> Command | None:
+    def take(
+        self,
+        safe_point: str,
+        *,
+        step: int | None = None,
+        ahead: int = 0,
+        recorded: bool = False,
+    ) -> Command | None:
         """Return the next command that may act at this safe point now, or None. No I/O.
 
         Commands that may not act any more are concluded here; the caller must call `applying`
@@ -234,6 +246,7 @@ class CommandDesk:
 
         Args:
             ahead: Also return a command whose first step is at most so many steps away.
+            recorded: Only one that `prepare` has recorded durably.
         """
         now = self._passed_at = self._clock.monotonic()
         if step is not None:
@@ -241,9 +254,12 @@ class CommandDesk:
             self._paced = self._paced or (now, step)
         if not self._queue or now - self._polled_at > FRESH_POLL_S:
             return None
+        values = self._values_now()
         while True:
             with self._lock:
-                held, judgement = self._next(safe_point, step, ahead, now)
+                held, judgement = self._next(
+                    safe_point, step, ahead, now, values, recorded=recorded
+                )
             if held is None:
                 return None
             if judgement.state == decide.FIT:
@@ -252,13 +268,44 @@ class CommandDesk:
                 return held.command
             self._refuse(held, judgement.state, judgement.code, judgement.message)
 
-    def admit(self, command: Command, *, frozen: str = "") -> bool:
-        """Record that a command of this process's own is taken, and whether it may act now. No I/O.
+    def prepare(self, safe_point: str, step: int) -> None:
+        """Begin the `applying` records of commands for steps up to this one. No I/O.
 
-        The caller must call `applying` and `conclude` for one that may.
+        They can then act one after the other, without waiting for storage in between. Until it is
+        taken, such a command can still be cancelled, refused and expire.
+        """
+        if not self._queue:
+            return
+        with self._lock:
+            wanted = [held for held in self._scheduled(safe_point, step) if held.claimed.durable]
+            for held in wanted[:MAX_PREPARED]:
+                if held.applying is None:
+                    outcome = Outcome(held.command.id, "applying", name=held.command.name)
+                    held.applying = self._recorder.append_urgent("oc", outcome.body())
 
-        Args:
-            frozen: Who froze the controls, as far as the caller knows it and this desk does not.
+    def follows(self, safe_point: str, step: int) -> bool:
+        """Whether a command for a step up to this one waits that is recorded durably. No I/O."""
+        if not self._queue:
+            return False
+        with self._lock:
+            scheduled = self._scheduled(safe_point, step)
+            return any(held.applying is not None and held.applying.durable for held in scheduled)
+
+    def _scheduled(self, safe_point: str, step: int) -> list[_Held]:
+        found = [
+            held
+            for held in self._queue
+            if held.command.first_step is not None
+            and held.command.first_step <= step
+            and self._fits(held, safe_point)
+        ]
+        return sorted(found, key=_first_step)
+
+    def admit(self, command: Command) -> None:
+        """Record that a command of this process's own is taken. No I/O.
+
+        It restores what somebody commanded, so that a freeze does not hold it up. The caller must
+        call `applying` and `conclude`.
         """
         claimed = Outcome(
             command.id,
@@ -270,11 +317,6 @@ class CommandDesk:
             replays=command.replays,
         )
         self._recorder.append_urgent("oc", claimed.body())
-        frozen = frozen if self._frozen is None else self._frozen
-        if frozen:
-            refused = Outcome(command.id, "rejected", code="frozen", message=frozen)
-            self.conclude(command, refused)
-        return not frozen
 
     def upcoming(self, safe_point: str, step: int) -> int | None:
         """Return the earliest step after this one that a command waits for, if any. No I/O."""
@@ -292,6 +334,8 @@ class CommandDesk:
             held = self._in_hand.get(command.id)
             if held is not None:
                 held.state = self._states[command.id] = "applying"
+                if held.applying is not None:
+                    return held.applying
         outcome = Outcome(command.id, "applying", name=command.name)
         return self._recorder.append_urgent("oc", outcome.body(), step=step)
 
@@ -538,7 +582,14 @@ class CommandDesk:
         return offer is None or safe_point in offer.capability.safe_points
 
     def _next(
-        self, safe_point: str, step: int | None, ahead: int, now: float
+        self,
+        safe_point: str,
+        step: int | None,
+        ahead: int,
+        now: float,
+        values: Mapping[str, Any],
+        *,
+        recorded: bool,
     ) -> tuple[_Held | None, decide.Judgement]:
         """Move the first command that need not wait out of the queue, with what to do with it.
 
@@ -547,6 +598,8 @@ class CommandDesk:
         for held in sorted(self._queue, key=_first_step):
             if not held.claimed.durable or not self._fits(held, safe_point):
                 continue
+            if recorded and (held.applying is None or not held.applying.durable):
+                continue
             offer = self._offers.get(held.command.name)
             judgement = decide.judge(
                 held.command,
@@ -554,7 +607,7 @@ class CommandDesk:
                 step=step,
                 ahead=ahead,
                 waited_s=held.waited_s(now),
-                values=self.values,
+                values=values,
                 frozen=self._frozen or "",
                 is_overtaken=self._is_overtaken(held),
             )
@@ -563,6 +616,16 @@ class CommandDesk:
                 self._in_hand[held.command.id] = held
                 return held, judgement
         return None, decide.Judgement(decide.WAIT)
+
+    def _values_now(self) -> Mapping[str, Any]:
+        """Ask what controls hold, if a command that waits expects something of that."""
+        with self._lock:
+            is_asked = any(held.command.expected for held in self._queue)
+        try:
+            return self.values() if is_asked else {}
+        except Exception as error:  # A value that cannot be read is not what was expected.
+            self._report("control values", error)
+            return {}
 
     def _is_overtaken(self, held: _Held) -> bool:
         """Whether the command that this one undoes is not the last change of the control any more.

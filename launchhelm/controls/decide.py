@@ -73,16 +73,18 @@ def judge(
         return Judgement(
             "rejected", "changed_meanwhile", f"A later command changed {command.name}."
         )
-    for name, seen in command.expected.items():
+    changed = unexpected(command.expected, values)
+    return Judgement("rejected", "changed_meanwhile", changed) if changed else Judgement(FIT)
+
+
+def unexpected(expected: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    """Say which value is not as the sender of a command expected it, "" when all are."""
+    for name, seen in expected.items():
         if name not in values:
-            return Judgement(
-                "rejected", "changed_meanwhile", f"{name} was {seen!r} and is not known now."
-            )
+            return f"{name} was {seen!r} and is not known now."
         if values[name] != seen:
-            return Judgement(
-                "rejected", "changed_meanwhile", f"{name} was {seen!r} and is {values[name]!r} now."
-            )
-    return Judgement(FIT)
+            return f"{name} was {seen!r} and is {values[name]!r} now."
+    return ""
 
 
 def _not_within(valid_s: float) -> str:

@@ -56,11 +56,23 @@ class TrainingDesk:
             self._is_advertised = True
         return self._desk.register(capability(control))
 
-    def take(self, step: int, ahead: int = 0) -> Command | None:
+    def take(self, step: int, ahead: int = 0, *, recorded: bool = False) -> Command | None:
         """Return the next command that may act at this step, or within so many steps after it."""
-        command = self.urgent() if self.urgent is not None else None
-        command = command or self._again()
-        return command or self._desk.take(TRAINING_SAFE_POINT, step=step, ahead=ahead)
+        command = None
+        if not recorded:
+            command = self.urgent() if self.urgent is not None else None
+            command = command or self._again()
+        return command or self._desk.take(
+            TRAINING_SAFE_POINT, step=step, ahead=ahead, recorded=recorded
+        )
+
+    def prepare(self, step: int) -> None:
+        """Begin to record commands for steps up to this one, so that they can act in a row."""
+        self._desk.prepare(TRAINING_SAFE_POINT, step)
+
+    def follows(self, step: int) -> bool:
+        """Whether one of those waits, and its record is durable."""
+        return self._desk.follows(TRAINING_SAFE_POINT, step)
 
     def upcoming(self, step: int) -> int | None:
         """Return the earliest step after this one that a command waits for, if any."""
@@ -71,7 +83,8 @@ class TrainingDesk:
         command = standing.command() if standing is not None else None
         if standing is None or command is None:
             return None
-        return command if self._desk.admit(command, frozen=standing.frozen) else None
+        self._desk.admit(command)
+        return command
 
     def applying(self, command: Command, step: int) -> Ticket:
         """Record that a command is about to act."""
@@ -130,8 +143,6 @@ class Panel:
         status = self._status
         self._was = (status.on, status.diverged)
         values = self._plant.values()
-        # Judging `expected` of a command needs them too.
-        self._run.desk.values = values
         shown = {
             "values": values,
             "calls_per_exchange": status.calls_per_exchange,

@@ -13,9 +13,11 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
+from launchhelm.controls.decide import unexpected
 from launchhelm.torch._collective import Links
 from launchhelm.torch._comparison import Comparison
 from launchhelm.torch._doubt import settle
@@ -31,6 +33,7 @@ from launchhelm.torch._messages import (
     Check,
     Compare,
     Conclude,
+    Follow,
     Gather,
     Go,
     Kind,
@@ -60,6 +63,9 @@ from launchhelm.torch._wire import MAX_BODY_BYTES, pack, pack_row, unpack, unpac
 
 RECORD_LIMIT_S: Final = 5.0
 """After this, a command whose `applying` record is not durable is refused."""
+
+MOST_AT_ONCE: Final = 64
+"""So many commands act at one call of `step`; those that are left go on from the next exchange."""
 
 
 class Exchange:
@@ -106,6 +112,7 @@ class Exchange:
         self._told: set[str] = set()
         self._call = 0
         self._step = 0
+        self._followed = (0, 0)
         self._machine = Machine(
             rank=links.rank if links else 0,
             size=links.size if links else 1,
@@ -220,12 +227,14 @@ class Exchange:
             match action:
                 case Await():
                     return self._await()
+                case Follow():
+                    return self._follow(action)
                 case Share():
                     return self._share(action)
                 case Gather():
                     return self._gather(action)
                 case Check():
-                    return self._under_way.check(self._step)
+                    return replace(self._under_way.check(self._step), more=self._has_more())
                 case Look():
                     return self._look(action)
                 case Compare():
@@ -255,7 +264,7 @@ class Exchange:
 
     def _issue(self, packet: Packet) -> None:
         assert self._links is not None
-        is_inline = packet.kind is Kind.COMMAND and packet.size <= INLINE_BYTES
+        is_inline = packet.kind in (Kind.COMMAND, Kind.NEXT) and packet.size <= INLINE_BYTES
         self._links.issue(pack(packet, self._under_way.body if is_inline else b""))
 
     def _await(self) -> Packet | Lost:
@@ -276,6 +285,14 @@ class Exchange:
             self._task = Task(self._plant, body)
         return packet
 
+    def _follow(self, action: Follow) -> Packet | Lost:
+        assert self._links is not None
+        if action.issue is not None:
+            self._issue(action.issue)
+        else:
+            self._links.expect()
+        return self._await()
+
     def _share(self, action: Share) -> Result:
         assert self._links is not None
         if self._machine.coordinator:
@@ -295,19 +312,23 @@ class Exchange:
         if action.handler:
             self._enter(f"in {task.name}")
         try:
-            return task.apply(self._step, action.handler)
+            return replace(task.apply(self._step, action.handler), more=self._has_more())
         finally:
             self._done()
 
     # With the desk, on the coordinator.
 
     def _look(self, action: Look) -> Looked:
+        if action.follows:
+            return self._look_on()
         machine, is_regular = self._machine, self._pace.is_regular(self._call, self._step)
         # Where steps rise by one per call, a command for a later step travels early.
         first = self._desk.upcoming(self._step) if is_regular and self._desk is not None else None
         if action.under_way:
             return self._look_again(self._under_way, is_regular, first)
         size = self._take(0 if first is None else self._lead() + 1)
+        if size is not None:
+            self._prepare()
         if self._links is None or not machine.on:
             return Looked(size)  # Every call is due; there is no pace.
         interval, drift, compare = self._interval(first, machine.due), None, False
@@ -317,19 +338,61 @@ class Exchange:
 
     def _look_again(self, task: Task, is_regular: bool, next_step: int | None) -> Looked:
         """Look whether the record of the command under way is durable, and its step near."""
+        self._prepare()
         durable = task.ticket is not None and task.ticket.durable
         overdue = not durable and self._now() - task.recorded_at > RECORD_LIMIT_S
         calls = self._calls_to(task.first_step)
         if calls > 0 and not is_regular:
             durable = False  # It was taken early, and now its step must come first.
+        changed = self._changed(task) if durable else None
         if self._links is None:
-            return Looked(None, durable, overdue, at=self._call + calls)
+            return Looked(None, durable, overdue, at=self._call + calls, refusal=changed)
         at = self._call + calls
         interval = self._interval(next_step, self._machine.apply_at(at))
         soon = self._pace.soon()
         if calls > 0:
             soon = max(1, min(soon, calls - 2))
-        return Looked(None, durable, overdue, interval, soon, at=at)
+        return Looked(None, durable, overdue, interval, soon, at=at, refusal=changed)
+
+    def _look_on(self) -> Looked:
+        """Take a command that follows the one that has just ended, and say when it acts."""
+        size = self._take(self._reach(), recorded=True)
+        call, first = self._call, None
+        if size is not None:
+            assert self._desk is not None
+            self._followed = (self._call, self._followed[1] + 1)
+            self._record()
+            call += max(0, self._calls_to(self._under_way.first_step))
+            self._prepare()
+        if self._desk is not None and self._pace.is_regular(self._call, self._step):
+            first = self._desk.upcoming(self._step)
+        return Looked(size, interval=self._interval(first, call), at=call)
+
+    def _has_more(self) -> bool:
+        """Whether a command can follow the one under way without an exchange of its own."""
+        if self._desk is None or not self._machine.coordinator:
+            return False
+        if self._followed[0] != self._call:
+            self._followed = (self._call, 0)
+        has_room = self._followed[1] < MOST_AT_ONCE
+        return has_room and self._desk.follows(self._step + self._reach())
+
+    def _prepare(self) -> None:
+        """Have those recorded that may follow the command under way."""
+        assert self._desk is not None
+        self._desk.prepare(max(self._step, self._under_way.first_step or 0) + self._reach())
+
+    def _reach(self) -> int:
+        """Return how many steps ahead is too soon for an exchange of a command's own."""
+        is_regular = self._pace.is_regular(self._call, self._step)
+        return self._lead() + 1 if is_regular else 0
+
+    def _changed(self, task: Task) -> Verdict | None:
+        """Refuse a command about to be announced if a value is not what its sender expects."""
+        if task.command is None or not task.command.expected:
+            return None
+        text = unexpected(task.command.expected, self._plant.values())
+        return Verdict("rejected", "changed_meanwhile", text) if text else None
 
     def _lead(self) -> int:
         """Return how many calls after its announcement a command can surely be applied."""
@@ -350,11 +413,11 @@ class Exchange:
         """Return in how many calls that step comes, if steps go on rising by one per call."""
         return 0 if step is None else step - self._step
 
-    def _take(self, ahead: int) -> int | None:
+    def _take(self, ahead: int, *, recorded: bool = False) -> int | None:
         if self._desk is None:
             return None
         try:
-            command = self._desk.take(self._step, ahead)
+            command = self._desk.take(self._step, ahead, recorded=recorded)
         except Exception as error:  # The ranks wait for a packet, with or without a command in it.
             self._tell(f"The next command could not be taken: {text_of(error)}.")
             return None

@@ -27,6 +27,7 @@ class Kind(IntEnum):
     CLOSING = 4
     COMPARE = 5
     DRIFT = 6
+    NEXT = 7
 
 
 class Status(IntEnum):
@@ -48,9 +49,10 @@ class Packet:
         kind: What it says.
         next_due: The due call after this one.
         command: Number of the command it is about, 0 when about none.
-        size: Bytes of the body, for COMMAND and DRIFT, which follows unless it is inside; the last
-            step, for CLOSING.
-        apply_call: Always later than the call at which this packet is awaited; for APPLY.
+        size: Bytes of the body, for COMMAND, NEXT and DRIFT, which follows unless it is inside; the
+            last step, for CLOSING.
+        apply_call: For APPLY, always later than the call at which this packet is awaited; for NEXT,
+            that call or a later one.
     """
 
     serial: int
@@ -74,6 +76,8 @@ class Row:
     step: int
     digest: int = 0
     text: str = ""
+    more: bool = False
+    """Rank 0's word that, once this command has ended, another one is handed on at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,7 @@ class Looked:
         compare: Whether it is time to compare the values of all ranks.
         drift: Bytes of what the last comparison found, None when there is nothing new.
         at: The call at which the command under way should be applied, if that is yet to come.
+        refusal: Why the command under way is not to be applied any more, None when it is.
     """
 
     size: int | None = None
@@ -157,24 +162,33 @@ class Looked:
     compare: bool = False
     drift: int | None = None
     at: int = 0
+    refusal: Verdict | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The answer to Check: why not ("" when it fits), and whether it is a handler."""
+    """The answer to Check: why not ("" when it fits), and whether it is a handler.
+
+    `more`: rank 0 can hand on another command at once, should this one be refused.
+    """
 
     text: str
     handler: bool = False
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The answer to Apply. `changed`: there is a snapshot, so a roll-back is possible."""
+    """The answer to Apply. `changed`: there is a snapshot, so a roll-back is possible.
+
+    `more`: rank 0 can hand on another command at once.
+    """
 
     status: Status
     text: str = ""
     digest: int = 0
     changed: bool = False
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +223,16 @@ class Await:
 
 
 @dataclass(frozen=True, slots=True)
+class Follow:
+    """Send or receive a packet at this very call: the last rows said that one follows.
+
+    `issue` is the coordinator's. Answer: Packet or Lost.
+    """
+
+    issue: Packet | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Share:
     """Broadcast the command's body. Answer: None or Lost."""
 
@@ -230,9 +254,13 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Coordinator: see whether the record is durable (`under_way`), else take a command."""
+    """Coordinator: see whether the record is durable (`under_way`), else take a command.
+
+    `follows`: take one whose record is durable already, and which is to act now or very soon.
+    """
 
     under_way: bool
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,8 +344,8 @@ class Raise:
 
 
 Action: TypeAlias = (
-    Go | Await | Share | Check | Gather | Look | Compare | Report | Record | Apply | Restore
-    | Conclude | Settle | Off | Warn | Raise
+    Go | Await | Follow | Share | Check | Gather | Look | Compare | Report | Record | Apply
+    | Restore | Conclude | Settle | Off | Warn | Raise
 )  # fmt: skip
 Result: TypeAlias = (
     None | str | Packet | Lost | Looked | Checked | Applied | Settled | Verdict

@@ -26,6 +26,7 @@ class Pace:
     step_s: float = 0.0
     """The median of recent steps, when it was needed last."""
     _seen: tuple[int, int] | None = None
+    _was_regular: bool = False
 
     def rest(self) -> None:
         """Let the time until the next call count for nothing."""
@@ -60,6 +61,8 @@ class Pace:
         return max(1, min(self.most, round(seconds / max(self.step_s, 1e-9))))
 
     def is_regular(self, call: int, step: int) -> bool:
-        """Whether steps rose by one per call since this was asked last."""
+        """Whether steps rose by one per call since this was asked at an earlier call."""
         before, self._seen = self._seen, (call, step)
-        return before is not None and call > before[0] and call - before[0] == step - before[1]
+        if before is None or call > before[0]:
+            self._was_regular = before is not None and call - before[0] == step - before[1]
+        return self._was_regular

@@ -18,11 +18,22 @@ How a command travels (D is a due call, known to all ranks beforehand):
 The apply call is later than E+1 for a command that waits for a step to come; such a command starts
 early, so that it can be applied just then.
 
+Several commands for one step, or for steps close to each other, do not wait for exchanges of their
+own. Rank 0 has their records written beforehand, and says in its row of the results (or of votes
+that refuse) that another one follows. Then, in the same call:
+
+    call E+1   all           packet, at once: "command 8, 83 bytes, next; apply it at call A"
+                             check it, gather the votes
+               all           where A is this call: apply, and so on; else go on training until A
+
+With that packet a command is announced; an accepting vote is the last word on it.
+
 A rank is in doubt while it cannot exclude that others apply a command it has agreed to: a peer from
-its accepting vote until the result, the coordinator from issuing the apply packet. When the
-exchange is lost, doubt decides: without doubt, control goes off and training goes on; in doubt, the
-rank takes back what it changed, asks the store for the coordinator's word ("never announced" ends
-the doubt), and otherwise raises DivergedStateError.
+its accepting vote until the result, the coordinator from issuing the apply packet, or from its
+vote on a command that follows another. When the exchange is lost, doubt decides: without doubt,
+control goes off and training goes on; in doubt, the rank takes back what it changed, asks the store
+for the coordinator's word ("never announced" ends the doubt), and otherwise raises
+DivergedStateError.
 
 Between commands the ranks compare what they hold now and then: COMPARE is followed by a broadcast
 of the coordinator's digest, which costs no answer. A rank that holds something else writes it to
@@ -52,6 +63,7 @@ from launchhelm.torch._messages import (
     Checked,
     Compare,
     Conclude,
+    Follow,
     Gather,
     Go,
     Kind,
@@ -119,6 +131,10 @@ class Machine:
     handler: bool = False
     doubt: bool = False
     apply_call: int = NEVER
+    announced: int = NEVER
+    """The apply call of a command that follows another, while it is being agreed on."""
+    refusal: Verdict | None = None
+    """Coordinator: what a REJECT that is under way means."""
     never: bool = False
     """Coordinator: the last command was certainly applied nowhere."""
     changed: bool = False
@@ -198,7 +214,11 @@ class Machine:
         self.serial += 1
         self.issued = False
         self.due = packet.next_due
-        if packet.kind is Kind.COMMAND:
+        if packet.kind is Kind.NEXT:
+            if packet.apply_call < self.call:
+                return self._lost(_confused(f"call {packet.apply_call} has passed"))
+            self.announced = packet.apply_call
+        if packet.kind in (Kind.COMMAND, Kind.NEXT):
             self.command, self.body, self.stage = packet.command, packet.size, "offered"
             if packet.size > INLINE_BYTES:
                 return self._do(Share(packet.size), "shared")
@@ -215,7 +235,7 @@ class Machine:
         if packet.command != self.command or self.stage != "accepted":
             return self._lost(_confused(f"unknown command {packet.command} was announced"))
         if packet.kind is Kind.REJECT:
-            return self._resolved(_NOT_STORED)
+            return self._resolved(self.refusal or _NOT_STORED)
         if packet.apply_call <= self.call:
             return self._lost(_confused(f"call {packet.apply_call} has passed"))
         self.apply_call = packet.apply_call
@@ -238,21 +258,34 @@ class Machine:
     def _after_checked(self, checked: Checked) -> Action:
         if self.size == 1:
             if checked.text:
-                return self._resolved(refusal([(0, checked.text)], self.size))
+                return self._resolved(refusal([(0, checked.text)], self.size), checked.more)
             self.handler = checked.handler
-            return self._record()
+            return self._record() if self.announced == NEVER else self._agreed()
         status = Status.FAILED if checked.text else Status.OK
-        self.doubt = not self.coordinator and status is Status.OK
-        row = Row(status, self.call, self.step, int(checked.handler), checked.text)
+        # Whoever has the votes on a command that follows another applies it.
+        follows = not self.coordinator or self.announced < NEVER
+        self.doubt = follows and status is Status.OK
+        row = Row(status, self.call, self.step, int(checked.handler), checked.text, checked.more)
         return self._do(Gather(row), "votes")
 
     def _after_votes(self, rows: tuple[Row, ...]) -> Action:
         refusal = judge_votes(rows)
         if refusal is not None:
-            return self._resolved(refusal)
+            return self._resolved(refusal, rows[0].more)
         self.stage = "accepted"
         self.handler = bool(rows[0].digest)
+        if self.announced < NEVER:
+            return self._agreed()
         return self._record() if self.coordinator else self._end()
+
+    def _agreed(self) -> Action:
+        """Every rank has accepted a command that follows another: it acts at its call."""
+        self.stage, at = "accepted", self.announced
+        self.announced = NEVER
+        if at > self.call and self.size == 1:
+            return Go()  # It looks at every call whether the step has come.
+        self.doubt, self.apply_call = True, at
+        return self._apply() if at <= self.call else self._end()
 
     def _record(self) -> Action:
         self.stage = "accepted"
@@ -270,13 +303,13 @@ class Machine:
     def _after_applied(self, applied: Applied) -> Action:
         self.changed = applied.changed
         self.applied = applied.status is Status.OK
-        row = Row(applied.status, self.call, self.step, applied.digest, applied.text)
+        row = Row(applied.status, self.call, self.step, applied.digest, applied.text, applied.more)
         return self._gather(row, "results")
 
     def _after_results(self, rows: tuple[Row, ...]) -> Action:
         verdict = judge_results(rows)
         if verdict.state != "outcome_unknown":
-            return self._resolved(verdict)
+            return self._resolved(verdict, rows[0].more)
         self.verdict = verdict
         if self.handler:
             return self._diverged(verdict)
@@ -311,15 +344,38 @@ class Machine:
 
     # The end of a command and of a call.
 
-    def _resolved(self, verdict: Verdict) -> Action:
-        """The command ended the same way on all ranks."""
+    def _resolved(self, verdict: Verdict, more: bool = False) -> Action:
+        """The command ended the same way on all ranks; `more`: another one follows at once."""
         self._clear()
         self.never = verdict.state != "applied"
-        return self._conclude(verdict, "ended_call") if self.coordinator else self._end()
+        if self.coordinator:
+            return self._conclude(verdict, "next" if more else "ended_call")
+        return self._do(Follow(), "packet") if more else self._end()
+
+    def _after_next(self, _: None) -> Action:
+        return self._do(Look(under_way=False, follows=True), "looked_on")
+
+    def _after_looked_on(self, looked: Looked) -> Action:
+        """Hand on the command that follows, or say that there is none after all."""
+        every = self.every or 1
+        at = -(-max(looked.at, self.call) // every) * every
+        next_due = at + (self.every or looked.interval)
+        if looked.size is None:
+            if self.size == 1:
+                return self._end()
+            return self._do(Follow(Packet(self.serial, Kind.IDLE, next_due)), "packet")
+        self.command += 1
+        self.stage, self.never = "offered", False
+        if self.size == 1:
+            self.announced = at
+            return self._do(Check(), "checked")
+        packet = Packet(self.serial, Kind.NEXT, next_due, self.command, looked.size, apply_call=at)
+        return self._do(Follow(packet), "packet")
 
     def _clear(self) -> None:
-        self.stage, self.doubt, self.apply_call = "", False, NEVER
+        self.stage, self.doubt, self.apply_call, self.announced = "", False, NEVER, NEVER
         self.changed = self.applied = False
+        self.refusal = None
 
     def _after_ended_call(self, _: None) -> Action:
         return self._end()
@@ -354,11 +410,12 @@ class Machine:
         due, serial = self.due, self.serial
         interval, soon = self.every or looked.interval, self.every or looked.soon
         if self.stage == "accepted":
-            if looked.durable:
+            self.refusal = looked.refusal
+            if looked.durable and looked.refusal is None:
                 self.doubt = True
                 self.apply_call = at = self.apply_at(looked.at)
                 return Packet(serial, Kind.APPLY, at + interval, self.command, apply_call=at)
-            if looked.overdue:
+            if looked.overdue or looked.refusal is not None:
                 return Packet(serial, Kind.REJECT, due + interval, self.command)
             return Packet(serial, Kind.IDLE, due + soon)
         if looked.size is not None:
@@ -378,9 +435,11 @@ class Machine:
 
     def _after_looked_alone(self, looked: Looked) -> Action:
         if self.stage == "accepted":
+            if self.call < looked.at and looked.durable:
+                return Go()
+            if looked.refusal is not None:
+                return self._resolved(looked.refusal)
             if looked.durable:
-                if self.call < looked.at:
-                    return Go()
                 self.doubt = True
                 return self._apply()
             return self._resolved(_NOT_STORED) if looked.overdue else Go()

@@ -21,8 +21,19 @@ class Ticket(Protocol):
 class Desk(Protocol):
     """Where the coordinator gets commands and files what became of them. No method waits."""
 
-    def take(self, step: int, ahead: int = 0) -> Command | None:
-        """Return the next command that may be applied now or within so many steps, if any."""
+    def take(self, step: int, ahead: int = 0, *, recorded: bool = False) -> Command | None:
+        """Return the next command that may be applied now or within so many steps, if any.
+
+        `recorded`: of those whose `applying` record is durable, as `prepare` has begun it.
+        """
+        ...
+
+    def prepare(self, step: int) -> None:
+        """Begin to write the `applying` records of commands for steps up to this one."""
+        ...
+
+    def follows(self, step: int) -> bool:
+        """Whether a command for a step up to this one waits, and its record is durable."""
         ...
 
     def upcoming(self, step: int) -> int | None:

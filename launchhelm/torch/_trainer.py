@@ -91,6 +91,7 @@ class Trainer:
         self._desk: TrainingDesk | None = None
         if control.is_coordinator and not control_off:
             self._desk = TrainingDesk(run.desk)
+            run.desk.values = self._plant.values
         self._series: Series | None = None
         if control.is_coordinator or log_ranks == "all":
             self._series = Series(self._fault)

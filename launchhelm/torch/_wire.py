@@ -10,10 +10,10 @@ from launchhelm.torch._messages import INLINE_BYTES, Kind, Packet, Row, Status
 MAX_BODY_BYTES: Final = 64 << 10
 MAX_TEXT_BYTES: Final = 256
 
-_MAGIC: Final = 0x4C49
+_MAGIC: Final = 0x4C4A
 _KINDS: Final = {int(kind): kind for kind in Kind}
 _PACKET: Final = struct.Struct(f"<8q{INLINE_BYTES}s")
-_ROW: Final = struct.Struct(f"<qqqqq{MAX_TEXT_BYTES}s")
+_ROW: Final = struct.Struct(f"<qqqqqq{MAX_TEXT_BYTES}s")
 PACKET_BYTES: Final = _PACKET.size
 ROW_BYTES: Final = _ROW.size
 
@@ -38,10 +38,10 @@ def pack_row(row: Row) -> bytes:
     """Return a row; its text is cut to MAX_TEXT_BYTES."""
     # Cut in UTF-8, then drop what was cut in half.
     text = row.text.encode(errors="replace")[:MAX_TEXT_BYTES].decode(errors="ignore").encode()
-    return _ROW.pack(row.status, row.call, row.step, row.digest, len(text), text)
+    return _ROW.pack(row.status, row.call, row.step, row.digest, row.more, len(text), text)
 
 
 def unpack_row(data: bytes) -> Row:
     """Return the row again."""
-    status, call, step, digest, size, text = _ROW.unpack(data)
-    return Row(Status(status), call, step, digest, text[:size].decode())
+    status, call, step, digest, more, size, text = _ROW.unpack(data)
+    return Row(Status(status), call, step, digest, text[:size].decode(), bool(more))

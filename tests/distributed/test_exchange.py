@@ -238,6 +238,50 @@ def test_a_command_for_a_later_step_lands_on_all_ranks_at_just_that_step() -> No
             assert report["seen"][str(first)] == [0.5, 1.0]
 
 
+IN_A_ROW = [
+    Command("a", "lr", {"value": 0.5}, first_step=200),
+    Command("b", "x", {"value": 2.0}, first_step=200),
+    Command("refused by one", "x", {"value": 3.0, "refuse": 1}, first_step=200),
+    Command("c", "job", {"value": 0.0}, first_step=200),
+    Command("d", "lr", {"value": 0.6, "note": "long" * 300}, first_step=200),
+    Command("e", "lr", {"value": 0.7}, first_step=201),
+    Command("f", "x", {"value": 4.0}, first_step=201),
+    Command("g", "lr", {"value": 0.8}, first_step=202),
+    Command("h", "lr", {"value": 0.9}, first_step=206),
+]
+
+
+def _in_a_row(rank: int, size: int, tell: Any, commands: Any) -> Any:
+    paced, third = Loop(commands), Loop(commands, control_every=3)
+    for step in range(1, 300):
+        paced.step(step, 0.003)
+        third.step(step, 0.0)
+    paced.exchange.finish()
+    third.exchange.finish()
+    return [paced.report(jobs=paced.plant.jobs), third.report(jobs=third.plant.jobs)]
+
+
+def test_several_commands_for_one_step_and_for_neighbouring_ones_land_at_just_those_steps() -> None:
+    ended = run_ranks(_in_a_row, 2, commands=[fields(each) for each in IN_A_ROW])
+    paced, third = ended[0].value
+    assert [each["cmd"] for each in paced["outcomes"]] == [each.id for each in IN_A_ROW]
+    for report, last in ((paced, (200, 201, 202, 206)), (third, (201, 201, 204, 207))):
+        at = dict(zip((200, 201, 202, 206), last, strict=True))
+        for outcome, sent in zip(report["outcomes"], IN_A_ROW, strict=True):
+            if sent.id == "refused by one":
+                assert (outcome["state"], outcome["failures"][0][0]) == ("rejected", 1)
+            else:
+                assert outcome["state"] == "applied"
+                assert outcome["applied_at"] == {"step": at[sent.first_step or 0]}, outcome
+    for one in ended:
+        paced, third = one.value
+        assert [paced["seen"][str(step)] for step in (199, 200, 201, 202, 205, 206)] == [
+            [0.1, 1.0], [0.6, 2.0], [0.7, 4.0], [0.8, 4.0], [0.8, 4.0], [0.9, 4.0]
+        ]  # fmt: skip
+        assert (paced["jobs"], third["jobs"]) == ([200], [201])
+        assert not paced["notices"] + third["notices"]
+
+
 def _other_steps(rank: int, size: int, tell: Any, commands: Any) -> Any:
     loop = Loop(commands, control_every=2)
     loop.steps(1 + rank, 40 + rank)

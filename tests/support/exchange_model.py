@@ -32,6 +32,7 @@ from launchhelm.torch._messages import (
     Checked,
     Compare,
     Conclude,
+    Follow,
     Gather,
     Go,
     Kind,
@@ -84,6 +85,10 @@ class World:
     """Whether commands run a handler, which has no state to take back."""
     long: bool = False
     """Whether the body of a command follows its packet."""
+    chains: bool = False
+    """Whether the next command may follow another one at once, its record being durable."""
+    apart: int = 0
+    """Calls between a command and the one that follows it."""
     ahead: int = 0
     """Calls that the coordinator looks ahead, for a command that waits for a later step."""
     misses: Status | None = None
@@ -281,6 +286,7 @@ class _Reduce:
     """What the script itself does on the data group."""
 
 
+_CHANGED = Verdict("rejected", "changed_meanwhile", "lr is 0.1 now")
 _DRIFT = Verdict("diverged", "drift", "values differ", failures=((1, "Drift: x"),))
 
 
@@ -387,7 +393,7 @@ def _answers(world: World, state: State, index: int) -> Iterator[State]:
         group = _group_of(action)
         ops = rank.ops if group == "exchange" else rank.data_ops
         row = dict(state.posted)[group, ops - 1]
-        if isinstance(action, Await):
+        if isinstance(action, Await | Follow):
             if row[0] is not None:
                 answers.append(row[0])  # type: ignore[arg-type]  # a Packet
         elif isinstance(action, Share | Compare):
@@ -401,7 +407,7 @@ def _answers(world: World, state: State, index: int) -> Iterator[State]:
         # What a rank sent before it left cleanly arrives; a packet still under way may not, nor
         # rows that rank 0 did not come to send on.
         sent = 0 not in state.gone or state.given == (group, ops - 1)
-        complete = bool(answers) and (sent or not isinstance(action, Await | Gather))
+        complete = bool(answers) and (sent or not isinstance(action, Await | Follow | Gather))
         is_lost = state.broken or (group == "data" and state.data_lost)
         if is_lost or state.torn - {index} or (state.gone - {index} and not complete):
             answers.append(Lost(Cause("dead", tuple(sorted(state.gone)), "something broke")))
@@ -487,6 +493,9 @@ def _perform(world: World, state: State, index: int, action: Action) -> Iterator
     elif isinstance(action, Await):
         assert dict(state.posted)["exchange", rank.ops][index] is not None, "it never began"
         yield _with(state, index, replace(rank, ops=rank.ops + 1, waits=action))
+    elif isinstance(action, Follow):
+        waiting = _post(state, index, action.issue or Packet(-1, Kind.IDLE, 0))
+        yield _with(waiting, index, replace(waiting.ranks[index], waits=action))
     elif isinstance(action, Gather) and action.handler and not rank.has_data:
         yield from answered(state, Lost(Cause("timeout", (), "the data group was lost before")))
     elif isinstance(action, Share | Gather | Compare | Report):
@@ -499,23 +508,26 @@ def _perform(world: World, state: State, index: int, action: Action) -> Iterator
         yield _with(waiting, index, replace(waiting.ranks[index], waits=action))
     elif isinstance(action, Check):
         opened = replace(rank, open=machine.command if index else 0, voted=False)
-        yield from answered(_with(state, index, opened), Checked("", world.handler))
+        more = _may_follow(world, state, index)
+        yield from answered(_with(state, index, opened), Checked("", world.handler, more))
         if state.refusals < world.refusals:
             no = replace(rank, refused=rank.refused | {machine.command})
             refused = _with(state, index, no, refusals=state.refusals + 1)
-            yield from answered(refused, Checked("no"))
+            yield from answered(refused, Checked("no", more=more))
     elif isinstance(action, Look):
         yield from _look(world, state, action, answered)
     elif isinstance(action, Record):
         yield from answered(state, None)
     elif isinstance(action, Apply) and world.misses is not None:
-        yield from answered(state, Applied(world.misses, "another step"))
+        more = _may_follow(world, state, index)
+        yield from answered(state, Applied(world.misses, "another step", more=more))
     elif isinstance(action, Apply) and action.handler:
         ran = replace(rank, applied=rank.applied | {machine.command})
-        yield from answered(_with(state, index, ran), Applied(Status.OK))
+        more = _may_follow(world, state, index)
+        yield from answered(_with(state, index, ran), Applied(Status.OK, more=more))
         if state.failures < world.failures:
             failed = replace(state, failures=state.failures + 1)
-            yield from answered(failed, Applied(Status.FAILED, "Error: no"))
+            yield from answered(failed, Applied(Status.FAILED, "Error: no", more=more))
     elif isinstance(action, Apply):
         yield from _apply(world, state, index, machine, answered)
     elif isinstance(action, Restore):
@@ -546,6 +558,14 @@ def _perform(world: World, state: State, index: int, action: Action) -> Iterator
 
 def _look(world: World, state: State, action: Look, answered) -> Iterator[State]:  # type: ignore[no-untyped-def]
     interval = world.interval
+    if action.follows:
+        # It is recorded, and may have been cancelled or refused by the desk since.
+        yield from answered(state, Looked(interval=interval))
+        taken = replace(state, taken=state.taken + 1, durable=True)
+        size = INLINE_BYTES + world.long
+        at = state.ranks[0].now + world.apart
+        yield from answered(taken, Looked(size=size, interval=interval, at=at))
+        return
     if action.under_way:
         durable = replace(state, durable=True)
         at = state.ranks[0].now + world.ahead
@@ -554,6 +574,7 @@ def _look(world: World, state: State, action: Look, answered) -> Iterator[State]
             slow = replace(state, late=state.late + 1)
             yield from answered(slow, Looked(interval=interval))
             yield from answered(slow, Looked(overdue=True, interval=interval))
+            yield from answered(durable, Looked(durable=True, interval=interval, refusal=_CHANGED))
         return
     yield from answered(state, Looked(interval=interval))
     if state.differing and not state.told:
@@ -567,26 +588,34 @@ def _look(world: World, state: State, action: Look, answered) -> Iterator[State]
         yield from answered(taken, Looked(size=size, interval=interval))
 
 
+def _may_follow(world: World, state: State, index: int) -> bool:
+    """Whether rank 0 has another command that is on record."""
+    return world.chains and index == 0 and state.taken < world.commands
+
+
 def _apply(world: World, state: State, index: int, machine: Machine, answered) -> Iterator[State]:  # type: ignore[no-untyped-def]
     rank = state.ranks[index]
     value = rank.value + NEW
     applied = replace(
         rank, before=rank.value, value=value, applied=rank.applied | {machine.command}
     )
-    good = Applied(Status.OK, digest=value, changed=True)
+    more = _may_follow(world, state, index)
+    good = Applied(Status.OK, digest=value, changed=True, more=more)
     yield from answered(_with(state, index, applied), good)
     if state.failures < world.failures:
         failed = replace(state, failures=state.failures + 1)
         half = replace(rank, before=rank.value, value=value + 100)
         yield from answered(
-            _with(failed, index, half), Applied(Status.FAILED, "Error: half way", changed=True)
+            _with(failed, index, half),
+            Applied(Status.FAILED, "Error: half way", changed=True, more=more),
         )
-        yield from answered(failed, Applied(Status.FAILED, "Error: no snapshot"))
+        yield from answered(failed, Applied(Status.FAILED, "Error: no snapshot", more=more))
         if world.size > 1:
             odd = value + 50 + index
             other = replace(applied, value=odd)
             yield from answered(
-                _with(failed, index, other), Applied(Status.OK, digest=odd, changed=True)
+                _with(failed, index, other),
+                Applied(Status.OK, digest=odd, changed=True, more=more),
             )
 
 

@@ -66,17 +66,34 @@ class ScriptedDesk:
         self.outcomes: list[Outcome] = []
         self.recorded: list[str] = []
         self._durable_after_s = durable_after_s
+        self._prepared: dict[str, LateTicket] = {}
 
-    def take(self, step: int, ahead: int = 0) -> Command | None:
+    def take(self, step: int, ahead: int = 0, *, recorded: bool = False) -> Command | None:
+        if recorded and not self.follows(step + ahead):
+            return None
         if self.waiting and step + ahead >= (self.waiting[0].first_step or 0):
             return self.waiting.pop(0)
         return None
+
+    def prepare(self, step: int) -> None:
+        for each in self.waiting:
+            if (each.first_step or 0) <= step and each.id not in self._prepared:
+                self._prepared[each.id] = self._record(each)
+
+    def follows(self, step: int) -> bool:
+        if not self.waiting or (self.waiting[0].first_step or 0) > step:
+            return False
+        ticket = self._prepared.get(self.waiting[0].id)
+        return ticket is not None and ticket.durable
 
     def upcoming(self, step: int) -> int | None:
         first = (self.waiting[0].first_step or 0) if self.waiting else 0
         return first if first > step else None
 
     def applying(self, command: Command, step: int) -> LateTicket:
+        return self._prepared.get(command.id) or self._record(command)
+
+    def _record(self, command: Command) -> LateTicket:
         self.recorded.append(command.id)
         return LateTicket(time.monotonic() + self._durable_after_s)
 

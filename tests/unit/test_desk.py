@@ -83,7 +83,7 @@ def test_each_safe_point_has_its_own_queue(office: Office) -> None:
 def test_a_command_that_may_not_act_is_concluded_and_never_handed_out(
     office: Office, fields: dict[str, Any], state: str, code: str
 ) -> None:
-    office.desk.values = {"lr": [0.1]}
+    office.desk.values = lambda: {"lr": [0.1]}
     sent = send(office.run, **{"name": "set_lr", "payload": {"lr": 1}, **fields})
     office.clock.turn(0.1)
     assert office.take() is None

@@ -163,12 +163,12 @@ def test_a_step_that_has_passed_or_is_skipped_holds_no_command_up(office: Office
 
 
 def test_two_who_both_say_what_they_saw_change_a_value_once(office: Office) -> None:
-    office.desk.values = {"lr": [0.1]}
+    office.desk.values = lambda: {"lr": [0.1]}
     first = send(office.run, "set_lr", {"lr": 0.05}, expected={"lr": [0.1]})
     second = send(office.run, "set_lr", {"lr": 0.05}, expected={"lr": [0.1]})
     taken = office.take()
     assert taken is not None and taken.id in (first.id, second.id)
-    office.desk.values = {"lr": [0.05]}
+    office.desk.values = lambda: {"lr": [0.05]}
     office.desk.conclude(taken, Outcome(taken.id, "applied"))
     assert office.take() is None
     other = second if taken.id == first.id else first

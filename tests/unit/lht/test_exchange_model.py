@@ -45,6 +45,28 @@ WORLDS = {
     "a handler beside reductions": World(2, calls=4, handler=True, reduces=True, timeouts=1),
     "values drift": World(2, calls=5, drifts=1, compares=1, commands=0, strict=True),
     "three ranks, one fails": World(3, calls=4, failures=1),
+    "one rank, several due at one step": World(1, commands=3, chains=True, failures=1, refusals=1),
+    "one rank, one due after the other": World(1, commands=3, chains=True, apart=1, failures=1),
+    "several due at one step": World(2, commands=3, calls=6, chains=True, failures=1, late=1),
+    "several due, one refused": World(2, commands=3, calls=5, chains=True, refusals=2),
+    "one due after the other": World(2, commands=2, calls=6, chains=True, apart=1, leaves=1),
+    "two due, one rank is killed": World(2, commands=2, calls=4, chains=True, kills=1),
+    "one after the other, and a kill": World(
+        2, commands=2, calls=6, chains=True, apart=1, kills=1, long=True
+    ),
+    "two due, and the link breaks": World(2, commands=2, calls=4, chains=True, breaks=1),
+    "two due, one is late and goes on": World(2, commands=2, calls=4, chains=True, timeouts=2),
+    "two due, of every second call": World(
+        2, commands=2, calls=8, every=2, chains=True, apart=1, leaves=1
+    ),
+    "two handlers due": World(2, commands=2, calls=5, chains=True, handler=True, timeouts=1),
+    "two due at a step that has not come": World(
+        2, commands=2, calls=5, chains=True, misses=Status.EARLY, kills=1
+    ),
+    "two due, and the user goes on": World(
+        2, commands=2, calls=7, chains=True, failures=1, proceed=True
+    ),
+    "three ranks, two due, one is killed": World(3, commands=2, calls=4, chains=True, kills=1),
 }
 
 LARGE_WORLDS = {
@@ -79,6 +101,15 @@ LARGE_WORLDS = {
     ),
     "a handler beside reductions, and all goes wrong": World(
         2, calls=5, handler=True, reduces=True, kills=1, leaves=1, timeouts=1, failures=1
+    ),
+    "three due, and all goes wrong": World(
+        2, commands=3, calls=5, chains=True, kills=1, leaves=1, refusals=1, timeouts=1
+    ),
+    "one after the other, and all goes wrong": World(
+        2, commands=3, calls=6, chains=True, apart=1, kills=1, leaves=1, failures=1, late=1
+    ),
+    "three ranks, one after the other": World(
+        3, commands=2, calls=5, chains=True, apart=1, kills=1, timeouts=1
     ),
     "values drift and all goes wrong": World(
         2, calls=5, drifts=1, compares=1, kills=1, leaves=1, strict=True
@@ -212,6 +243,32 @@ class RaisesAlone(Machine):
         return super()._diverged(verdict)
 
 
+class FollowsWithoutDoubt(Machine):
+    """A rank that has accepted a command that follows another, and thinks it may still not act."""
+
+    def _agreed(self) -> Action:
+        action = super()._agreed()
+        self.doubt = False
+        return action
+
+
+class FollowsAlone(Machine):
+    """A coordinator that hands on another command without having said so."""
+
+    def _after_results(self, rows: tuple[Row, ...]) -> Action:
+        own = replace(rows[0], more=self.coordinator)
+        return super()._after_results((own, *rows[1:]))
+
+
+class FollowsAtAnotherCall(Machine):
+    """A peer that applies a command that follows another one call late."""
+
+    def _agreed(self) -> Action:
+        if not self.coordinator:
+            self.announced += 1
+        return super()._agreed()
+
+
 @dataclass(frozen=True)
 class Mistake:
     """A machine with a mistake, and a world in which it must show."""
@@ -235,6 +292,9 @@ MISTAKES = [
     Mistake(CountsOtherwise, World(2, calls=5)),
     Mistake(IgnoresSteps, World(2, calls=5, skew=True)),
     Mistake(RaisesAlone, World(2, failures=1)),
+    Mistake(FollowsWithoutDoubt, World(2, commands=2, calls=5, chains=True, apart=1, kills=1)),
+    Mistake(FollowsAlone, World(2, calls=5)),
+    Mistake(FollowsAtAnotherCall, World(2, commands=2, calls=5, chains=True)),
 ]
 
 

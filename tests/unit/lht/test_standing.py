@@ -411,14 +411,20 @@ def test_a_factor_goes_on_over_attempts_that_have_kept_it(tmp_path: Path) -> Non
     fourth.end()
 
 
-def test_while_the_controls_are_frozen_nothing_is_commanded_again(tmp_path: Path) -> None:
+def test_a_freeze_holds_up_commands_and_not_what_was_commanded_before_it(tmp_path: Path) -> None:
     first = Job(tmp_path)
     command(first.trainer, "one", "lr", scale=0.5)
+    before = first.states()
     command(first.trainer, "two", FREEZE)
     second = Job(tmp_path, resume=first.end(), reapply=True)
-    outcomes = again(second.trainer, 2)  # One for each group.
-    assert {(each.state, each.code) for each in outcomes} == {("rejected", "frozen")}
-    assert second.rates == [0.1, 0.2]
+    assert [each.state for each in again(second.trainer, 2)] == ["applied"] * 2  # For each group.
+    assert second.rates == [0.05, 0.1]
+    refused = command(second.trainer, "three", "lr", scale=0.5)
+    assert (refused.state, refused.code) == ("rejected", "frozen")
+    before[0]["param_groups"][0]["lr"] = 0.1
+    second.load(before)
+    assert again(second.trainer, 3)[-1].state == "applied"
+    assert second.rates == [0.05, 0.1]
     second.end()
 
 

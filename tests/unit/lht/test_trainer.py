@@ -360,7 +360,7 @@ def test_a_command_changes_the_rate_after_the_step_was_logged(trainer: lht.Train
     assert effect.body == {"cmd": "one", "step": at + 1, "values": {"lr": [0.05, 0.1]}}
     shown = records(run, "ctl")[-1].body
     assert shown["values"]["lr"] == [0.05, 0.1] and shown["step"] == at
-    assert trainer.run.desk.values == shown["values"]
+    assert trainer.run.desk.values() == shown["values"]
 
 
 def test_a_commanded_rate_stays_when_the_same_objects_are_watched_again(
