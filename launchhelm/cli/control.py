@@ -207,8 +207,7 @@ def _list(view: views.RunView, output: Output) -> int:
     if output.json:
         values, frozen = values_of(view), documents.freeze_document(view)
         for capability in view.capabilities.values():
-            document = documents.control_document(capability, values)
-            output.document({**document, "frozen": frozen})
+            output.document(documents.control_document(capability, values, frozen))
         return Exit.DONE
     held = print_freeze(view, output)
     print_controls(view, output)

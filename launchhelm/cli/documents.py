@@ -150,8 +150,10 @@ def losses_document(run: views.RunView) -> Document:
     }
 
 
-def control_document(capability: fields.Capability, values: Mapping[str, Any]) -> Document:
-    """One control: what it takes and its value now."""
+def control_document(
+    capability: fields.Capability, values: Mapping[str, Any], frozen: Document | None = None
+) -> Document:
+    """One control: what it takes, its value now, and whether it is `frozen`."""
     name = str(capability.get("name", ""))
     return {
         "name": name,
@@ -160,6 +162,7 @@ def control_document(capability: fields.Capability, values: Mapping[str, Any]) -
         "input_schema": capability.get("input_schema"),
         "safe_points": list(capability.get("safe_points") or ()),
         "provider": capability.get("provider", ""),
+        "frozen": frozen,
     }
 
 

@@ -81,7 +81,7 @@ def _observe(view: views.RunView, seconds: float) -> None:
 def document_of(view: views.RunView, pattern: str | None) -> documents.Document:
     """Gather all sections, and the metrics where asked for."""
     around = around_of(view)
-    values = values_of(view)
+    values, frozen = values_of(view), documents.freeze_document(view)
     document = {
         **documents.header_document(view),
         "config": view.config,
@@ -93,10 +93,10 @@ def document_of(view: views.RunView, pattern: str | None) -> documents.Document:
         "processes": [documents.process_document(each) for each in view.participants],
         "controlling": view.controls.get("control"),
         "controlling_why": view.controls.get("why", ""),
-        "frozen": documents.freeze_document(view),
+        "frozen": frozen,
         "diverged": diverged_of(view),
         "controls": [
-            documents.control_document(each, values) for each in view.capabilities.values()
+            documents.control_document(each, values, frozen) for each in view.capabilities.values()
         ],
         "commands": [documents.command_document(each, around) for each in view.commands],
         "losses": documents.losses_document(view),
