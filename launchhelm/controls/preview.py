@@ -85,6 +85,13 @@ def _one_of(capability: Capability, names: tuple[str, ...]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def one_of(capability: Capability) -> list[str]:
+    """Return the fields of which exactly one is given, which a schema cannot say."""
+    names = {"lr": _LR_FIELDS, "weight_decay": _DECAY_FIELDS}.get(str(capability.get("name")), ())
+    known = [each for each in names if each in fields_of(root_of(capability))]
+    return known if len(known) > 1 else []
+
+
 def _problem_with_each(name: str, field: str, payload: Mapping[str, Any], values: Any) -> str:
     more = [each for each in ("group", "keep_ratios", "skip_zero") if each in payload]
     if more:

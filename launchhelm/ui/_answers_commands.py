@@ -124,6 +124,7 @@ def controls(board: Board, view: views.RunView) -> Json:
                 "schema": capability.get("input_schema"),
                 "values": values.get(name),
                 "text": plain(_wording.values_text(values[name])) if name in values else "",
+                "one_of": [preview.one_of(capability)] if preview.one_of(capability) else [],
                 "takes": [plain(each) for each in fields.field_texts(capability)],
                 "effect": capability.get("effect", ""),
                 "requires_approval": bool(capability.get("requires_approval")),

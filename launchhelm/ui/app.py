@@ -14,6 +14,7 @@ from launchhelm.errors import LaunchHelmError, NotFound
 from launchhelm.ui import (
     _answers_commands,
     _answers_console,
+    _answers_effect,
     _answers_media,
     _answers_processes,
     _answers_runs,
@@ -158,6 +159,9 @@ class App:
             case ("runs", id_, "commands"):
                 with self.board.open(id_) as run:
                     return Answer(_answers_commands.commands(self.board, run.view))
+            case ("runs", id_, "effect"):
+                with self.board.open(id_) as run:
+                    return Answer(_answers_effect.effects(run, request))
             case ("runs", id_, "controls"):
                 with self.board.open(id_) as run:
                     return Answer(_answers_commands.controls(self.board, run.view))

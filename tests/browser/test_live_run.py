@@ -97,7 +97,7 @@ def test_a_run_is_watched_changed_from_its_form_and_its_stopped_rank_is_named(
         page.get_by_role("button", name="change lr").click()
         send = page.get_by_role("button", name="Send")
         expect(send).to_be_disabled()
-        page.get_by_label("scale").fill("0.5")
+        page.get_by_role("textbox", name="scale").fill("0.5")
         expect(page.locator(".check")).to_contain_text("0.01 -> 0.005")
         page.get_by_label("why").fill("the loss is noisy")
         shoot(page, "controls-form")

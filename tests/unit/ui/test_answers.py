@@ -11,7 +11,7 @@ import pytest
 from launchhelm import views
 from launchhelm._wording import outcome_text
 from launchhelm.records import Command, Outcome
-from launchhelm.store import media
+from launchhelm.store import layout, media
 from launchhelm.ui.scan import Scanner
 from launchhelm.views.around import around_of
 from tests.support.cli_runs import MadeRun, commands_in
@@ -185,6 +185,8 @@ def test_a_command_is_checked_then_written_once_and_shown_as_the_terminal_says_i
     assert "on 2 processes" in checked.document["when"]
     first = ui.post(f"{base(run)}/commands", lr(reason="noisy"))
     assert first.status == 201
+    # Whoever sent it sees it at once.
+    assert [each["id"] for each in ui.get(f"{base(run)}/commands")["commands"]] == [ID]
     assert ui.post(f"{base(run)}/commands", lr(reason="noisy")).status == 200
     other = ui.post(f"{base(run)}/commands", lr(input={"scale": 0.1}))
     assert (other.status, other.code) == (409, "other_body")
@@ -218,6 +220,24 @@ def test_an_applied_command_says_on_all_and_offers_its_way_back(
     )
     assert sent.status == 201, sent.data
     assert commands_in(run.path)[0]["reverts"] == ID
+
+
+def test_what_curves_did_after_a_command_is_said_as_a_comparison(root: Path) -> None:
+    run = MadeRun(root, ranks=2)
+    for step in range(200):
+        values = {"train/loss": 2.0 - 0.5 * (step >= 100) + 0.01 * (step % 3), "grad_norm": 1.0}
+        run.journals[0].add("m", values, step=step)
+    outcome = Outcome("", "applied", applied_at={"step": 100}, applied_on=2, of=2)
+    run.conclude(Command(ID, "lr", {"scale": 0.5}), outcome)
+    run.conclude(Command("other-one", "lr", {"lr": -1}), Outcome("", "rejected"))
+    ui = Dashboard(root)
+    said = ui.get(f"{base(run)}/effect", command=ID)
+    assert {each["name"]: each["text"] for each in said["metrics"]} == {
+        "train/loss": "lower than its trend by 0.5",
+        "grad_norm": "no clear change",
+    }
+    assert said["text"] == "A comparison in time, not a proof of cause."
+    assert ui.ask("GET", f"/api/1/{base(run)}/effect", query="command=other-one").status == 409
 
 
 def test_an_unknown_outcome_heads_the_page_and_is_never_green(run: MadeRun, ui: Dashboard) -> None:
@@ -381,6 +401,20 @@ def test_an_unchanged_run_costs_no_data_requests_and_a_change_is_told_once(
     assert news() is None
     assert ui.post(f"{base(run)}/commands", lr()).status == 201
     assert "commands" in news()["changes"][0]["what"]
+
+
+def test_a_command_that_came_and_went_between_two_looks_is_told(
+    run: MadeRun, ui: Dashboard
+) -> None:
+    scanner = Scanner(ui.board)
+    cursor = (scanner.changes([run.run_id], "") or {})["cursor"]
+    cursor = (scanner.changes([run.run_id], cursor) or {"cursor": cursor})["cursor"]
+    control = run.path / layout.CONTROL
+    control.mkdir(exist_ok=True)
+    (control / "there").touch()
+    (control / "there").unlink()
+    told = scanner.changes([run.run_id], cursor)
+    assert told is not None and "commands" in told["changes"][0]["what"]
 
 
 def test_the_stream_tells_the_same_and_ends_its_thread_with_its_last_reader(

@@ -15,6 +15,10 @@ import { download, empty, failed, shown } from "../parts/words.js";
 import { inputText } from "./charts.js";
 
 const CHECK_AFTER_MS = 300;
+const MOST_EFFECTS = 12;
+const EFFECT_AGAIN_MS = 5000;
+const LEDGER_AGAIN_MS = 15_000; // What a restart or a scheduler did to an old command is seen by then.
+const FINAL = new Set(["applied", "rejected", "expired", "cancelled", "outcome_unknown"]);
 const USUAL_EFFECT = "mutate"; // Not worth a word.
 const TONES = { "▲": "good", "?": "unknown", "✕": "bad" };
 
@@ -22,13 +26,54 @@ const path = (rest) => `runs/${encodeURIComponent(state.route.id)}/${rest}`;
 
 const refresh = () => load("controls", () => api.get(path("controls")));
 
+// The ledger, with what was sent from here until the run's own list has it.
 async function refreshLedger() {
   const before = new Map((loaded("ledger").value?.commands ?? []).map((one) => [one.id, one.text]));
+  state.page.ledgerAt = Date.now();
   await load("ledger", () => api.get(path("commands")));
+  const known = new Set((loaded("ledger").value?.commands ?? []).map((one) => one.id));
+  if (state.page.sent?.some((one) => known.has(one.id))) {
+    state.page.sent = state.page.sent.filter((one) => !known.has(one.id));
+    update();
+  }
+  askEffects();
   for (const one of loaded("ledger").value?.commands ?? []) {
     if (before.size && before.get(one.id) !== one.text) say(`${one.name}: ${one.text}`, one.state === "outcome_unknown");
   }
 }
+
+// A person who sent something sees it at once, whatever the list knows yet.
+function noteSent(id, name, input) {
+  (state.page.sent ??= []).unshift({
+    id, name, input, mark: "◆", state: "written", text: "Written, waits to be picked up", issued_by: "you",
+    issued_at: Date.now() / 1000, states: [], can_cancel: false, can_revert: false,
+  });
+  say(`Written: ${name}`, true);
+  refreshLedger();
+}
+
+// What curves did after the newest commands, asked for again while it is too early to say.
+async function askEffects() {
+  const { page } = state;
+  const effects = (page.effects ??= {});
+  const applied = (loaded("ledger").value?.commands ?? []).filter((one) => one.state === "applied" && one.applied_step !== null && !one.name.includes(":") && hasValues(one));
+  for (const one of applied.slice(0, MOST_EFFECTS)) {
+    const known = effects[one.id];
+    if (known && !(known.metrics ?? []).some((each) => each.missing) && !known.again) continue;
+    if (known && Date.now() - known.askedAt < EFFECT_AGAIN_MS) continue;
+    effects[one.id] = { ...known, askedAt: Date.now() };
+    try {
+      effects[one.id] = { ...(await api.get(path("effect"), { command: one.id })), askedAt: Date.now() };
+    } catch (error) {
+      effects[one.id] = { metrics: [], askedAt: Date.now(), again: error.status === 0 };
+    }
+    if (state.page !== page) return;
+    update();
+  }
+}
+
+// A checkpoint changes no curve.
+const hasValues = (one) => Object.keys(one.changes ?? {}).length > 0;
 
 // The draft: what the person has filled in for the one control that is open. `asked` is the input
 // of the newest check, `checked` its answer; an answer to an older input is thrown away.
@@ -38,7 +83,7 @@ function pick(name, values = {}) {
   state.page.draft = { name, values, problems: {}, reason: "", when: "next", first: "", last: "", asked: "", checked: null, sending: false };
   clearTimeout(state.page.timer);
   update();
-  requestAnimationFrame(() => requestAnimationFrame(() => document.querySelector(".change input, .change select")?.focus()));
+  requestAnimationFrame(() => requestAnimationFrame(() => document.querySelector(".change input:not([type=radio]), .change select")?.focus()));
   consider();
 }
 
@@ -50,7 +95,8 @@ function onInput(field, value) {
 const controlOf = (name) => loaded("controls").value?.controls.find((one) => one.name === name);
 
 function bodyOf(one) {
-  const { input } = collect(controlOf(one.name).schema, one);
+  const { schema, one_of: oneOf } = controlOf(one.name);
+  const { input } = collect(schema, one, oneOf);
   const step = (given) => (given === "" ? undefined : Number(given.replaceAll(",", "")));
   const { values } = controlOf(one.name);
   const body = { name: one.name, input };
@@ -62,7 +108,8 @@ function bodyOf(one) {
 
 function consider() {
   const one = draft();
-  const { problems } = collect(controlOf(one.name).schema, one);
+  const { schema, one_of: oneOf } = controlOf(one.name);
+  const { problems } = collect(schema, one, oneOf);
   const touched = (field) => one.values[field] !== undefined && one.values[field] !== "";
   one.problems = Object.fromEntries(Object.entries(problems).filter(([field]) => touched(field)));
   for (const field of ["first", "last"]) {
@@ -71,6 +118,7 @@ function consider() {
   one.checked = null;
   one.failure = null;
   one.asked = "";
+  one.id = undefined;
   update();
   clearTimeout(state.page.timer);
   if (Object.keys(problems).length || Object.keys(one.problems).length) return;
@@ -126,17 +174,28 @@ async function deliver(confirmed) {
   try {
     const sent = await api.post(path("commands"), { ...one.checked.body, id: one.id, reason: one.reason, confirmed });
     state.page.draft = null;
-    say(`Written: ${one.name}`, true);
     set({ cmd: sent.id ?? one.id });
-    refreshLedger();
+    noteSent(sent.id ?? one.id, one.name, one.checked.body.input);
   } catch (error) {
-    one.failure = error;
-    one.checked = null;
     one.sending = false;
-    one.id = undefined;
-    if (error.code === "changed_meanwhile") refresh();
+    await notSent(one, error);
   }
   update();
+}
+
+// What the server refused was not written, and a new check tells what would happen now. Where there
+// was no answer it may have been: then sending again is the same command.
+async function notSent(one, error) {
+  one.failure = error;
+  if (error.status === 0 || error.status >= 500) return;
+  one.id = undefined;
+  one.checked = null;
+  if (error.code === "changed_meanwhile") await refresh();
+  if (one === draft()) await check();
+  if (error.code === "not_confirmed" && one === draft() && one.checked?.valid && one.checked.guards?.length) {
+    one.failure = null;
+    send();
+  }
 }
 
 const makeId = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -166,12 +225,13 @@ function revertView(command, bodies, checks) {
   const sendAll = async () => {
     close();
     try {
-      for (const body of bodies) await api.post(path("commands"), { ...body, id: makeId(), confirmed: true });
-      say("Written", true);
+      for (const body of bodies) {
+        const sent = await api.post(path("commands"), { ...body, id: makeId(), confirmed: true });
+        noteSent(sent.id, body.name, body.input);
+      }
     } catch (error) {
       refused("The revert", error);
     }
-    refreshLedger();
   };
   return html`<h2 id="dialog-title">Set ${visible(command.name)} back?</h2>
     ${checks.flatMap((one) => [...one.text, ...one.guards.map((guard) => guard.text)]).map((line) => html`<p>${visible(line)}</p>`)}
@@ -238,7 +298,7 @@ function changeForm(value, mayControl, reason) {
   return html`<form class="change" aria-label=${`Change ${visible(one.name)}`} @submit=${submit}>
     <h3>Change ${visible(one.name)}</h3>
     ${mayControl ? nothing : html`<p class="banner"><span aria-hidden="true">!</span> Controlling is off: ${visible(reason)}</p>`}
-    ${formView(control.schema, { ...one, problems: { ...one.problems, ...(checked?.fields ?? {}) } }, onInput, disabled)}
+    ${formView(control.schema, { ...one, problems: { ...one.problems, ...(checked?.fields ?? {}) } }, onInput, disabled, control.one_of)}
     <fieldset class="line"><legend>when</legend>
       <label><input type="radio" name="when" value="next" .checked=${one.when === "next"} ?disabled=${disabled} @change=${field("when")}> next safe point</label>
       <label><input type="radio" name="when" value="at" .checked=${one.when === "at"} ?disabled=${disabled} @change=${field("when")}> at a step</label>
@@ -249,7 +309,7 @@ function changeForm(value, mayControl, reason) {
     <div class="field"><label for="why">why</label><input id="why" .value=${one.reason} ?disabled=${disabled} maxlength="500"
       autocomplete="off" @input=${(event) => { one.reason = event.target.value; }}></div>
     <div class="check" aria-live="polite" data-valid=${checked ? String(checked.valid) : nothing}>${checkView(one)}</div>
-    ${failure ? failed(failure) : nothing}
+    ${failure ? failed(failure, checked ? null : consider) : nothing}
     <p class="line end"><span class="quiet">Nothing is sent before this.</span>
       <button type="button" @click=${() => { state.page.draft = null; update(); }}>Close</button>
       <button class="main" ?disabled=${disabled || !checked?.valid}>${one.sending ? "Sending …" : "Send"}</button></p>
@@ -258,7 +318,7 @@ function changeForm(value, mayControl, reason) {
 
 function checkView(one) {
   const { checked, asked, failure } = one;
-  if (failure) return nothing;
+  if (failure && !checked) return nothing;
   if (!checked) return html`<p class="quiet">${asked ? "Checking …" : "What would happen is said here as soon as the form is filled in."}</p>`;
   const lines = [...checked.text];
   if (checked.when && !lines.some((line) => line.includes(checked.when))) lines.push(checked.when);
@@ -271,7 +331,8 @@ function checkView(one) {
 // The ledger ---------------------------------------------------------------------------------
 
 // Unknown outcomes stay on top until someone has seen them.
-function ordered(commands) {
+function ordered(listed) {
+  const commands = [...(state.page.sent ?? []).filter((sent) => !listed.some((one) => one.id === sent.id)), ...listed];
   const onTop = (one) => one.state === "outcome_unknown" && !isSeen(one);
   return [...commands.filter(onTop), ...commands.filter((one) => !onTop(one))];
 }
@@ -289,7 +350,7 @@ function ledgerRow(one, mayControl) {
   return html`<tr data-command=${one.id} data-tone=${tone} data-state=${one.state}>
       <td class="number" data-head="Step"><span class=${`mark ${tone}`} aria-hidden="true">${one.mark}</span> ${atStep(one)}</td>
       <th scope="row" data-head="Command">${visible(one.name)} <span class="quiet">${visible(inputText(one.input))}</span></th>
-      <td data-head="Outcome" class="outcome">${visible(one.text)}</td>
+      <td data-head="Outcome" class="outcome">${visible(one.text)}${effectLine(one)}</td>
       <td data-head="By" title=${fullTime(one.issued_at)}>${visible(one.issued_by)} <span class="quiet">${ago(one.issued_at)}</span></td>
       <td class="actions">
         <button type="button" class="small" aria-expanded=${open} @click=${() => set({ cmd: open ? "" : one.id })}>details<span class="unseen"> of ${visible(one.name)}</span></button>
@@ -316,12 +377,30 @@ function details(one) {
     ["reverted by", one.reverted_by],
   ].filter(([, value]) => value);
   return html`<dl>${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${visible(value)}</dd>`)}
-    ${(one.states ?? []).map((step) => html`<dt>${visible(step.state)}</dt><dd title=${fullTime(step.at)}>${time(step.at)} ${visible(step.where)}</dd>`)}</dl>`;
+    ${(one.states ?? []).map((step) => html`<dt>${visible(step.state)}</dt><dd title=${fullTime(step.at)}>${time(step.at)} ${visible(step.where)}</dd>`)}</dl>${effectView(one)}`;
+}
+
+function effectLine(one) {
+  const said = state.page.effects?.[one.id]?.metrics?.[0];
+  return said ? html` <span class="quiet effect">· ${visible(said.name)} ${said.text}</span>` : nothing;
+}
+
+function effectView(one) {
+  const said = state.page.effects?.[one.id];
+  if (!said?.metrics?.length) return nothing;
+  return html`<h3>Before and after</h3>
+    <dl>${said.metrics.map((each) => html`<dt>${visible(each.name)}</dt><dd>${each.text}</dd>`)}
+      ${said.beside.length ? html`<dt>in the same time</dt><dd>${said.beside.map(visible).join("; ")}</dd>` : nothing}</dl>
+    <p class="quiet">${said.text}</p>`;
 }
 
 function changesText(changes) {
   if (!changes) return "";
-  return typeof changes === "string" ? changes : JSON.stringify(changes);
+  if (typeof changes === "string") return changes;
+  const listed = (value) => (Array.isArray(value) ? value.map(text).join(", ") : text(value));
+  return Object.entries(changes).map(([name, said]) => (said && typeof said === "object" && "new" in said
+    ? `${name} ${listed(said.old)} -> ${listed(said.new)}${said.effective === undefined || said.effective === null ? "" : `, in effect ${listed(said.effective)}`}`
+    : `${name} ${text(said)}`)).join("; ");
 }
 
 function ledger(mayControl) {
@@ -331,7 +410,7 @@ function ledger(mayControl) {
     ${mayControl ? html`<button type="button" class="small" @click=${() => give(frozen ? "unfreeze" : "freeze")}>${frozen ? "unfreeze" : "freeze"}</button>` : nothing}
     <button type="button" class="small" @click=${save}>export</button></div>
     ${frozen ? html`<p class="banner"><span aria-hidden="true">!</span> Frozen: ${visible(frozen)}</p>` : nothing}
-    ${shown(loaded("ledger"), "Reading the ledger …", ({ commands }) => (commands.length
+    ${shown(loaded("ledger"), "Reading the ledger …", ({ commands }) => (commands.length || state.page.sent?.length
       ? html`<div class="scroll" tabindex="0" role="region" aria-label="Ledger"><table>
           <caption class="unseen">${plural(commands.length, "command")} of this run</caption>
           <thead><tr><th scope="col" class="number">Step</th><th scope="col">Command</th><th scope="col">Outcome</th><th scope="col">By</th><th scope="col"><span class="unseen">Actions</span></th></tr></thead>
@@ -354,6 +433,8 @@ trainer.watch(model, optimizer)
 trainer.tunable("kl_weight", 0.05, minimum=0, maximum=1)</pre>`);
 }
 
+const isOpen = () => state.page.sent?.length || (loaded("ledger").value?.commands ?? []).some((one) => !FINAL.has(one.state));
+
 export default {
   open() {
     refresh();
@@ -366,8 +447,10 @@ export default {
     if (what.includes("commands") || what.includes("attempts")) {
       refresh();
       refreshLedger();
-    } else if ((loaded("ledger").value?.commands ?? []).some((one) => one.can_cancel)) {
+    } else if (isOpen() || Date.now() - (state.page.ledgerAt ?? 0) > LEDGER_AGAIN_MS) {
       refreshLedger();
+    } else {
+      askEffects();
     }
   },
   view: () => shown(loaded("controls"), "Reading the controls …", (value) => {

@@ -2,22 +2,44 @@
 //
 // A draft keeps what was typed, by path ("field", "field.inner", "field.0"). `collect` makes the
 // input of it: fields left empty are left out, and the problems found here are named by path.
+// Of fields that exclude each other (`oneOf`) the chosen one is needed, and the others are left out.
 
 import { html, nothing } from "../vendor/lit-html.js";
+import { repeat } from "../vendor/directives/repeat.js";
 import { visible } from "../lib/format.js";
 
 const DECIMAL = /^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$/;
 
-export function formView(schema, draft, onInput, disabled) {
+export function formView(schema, draft, onInput, disabled, oneOf = []) {
   const root = schema?.root ?? {};
   if (root.kind !== "record") return html`<p>This control takes what only code can give it.</p>`;
   if (!root.fields?.length) return html`<p class="quiet">It takes no input.</p>`;
-  return html`<div class="fields">${root.fields.map((field) => fieldView(field, field.name, { draft, onInput, disabled }))}</div>`;
+  const form = { draft, onInput, disabled };
+  const groupOf = (field) => oneOf.find((names) => names.includes(field.name));
+  return html`<div class="fields">${root.fields.map((field) => {
+    const names = groupOf(field);
+    if (!names) return fieldView(field, field.name, form);
+    return names[0] === field.name ? choiceView(names, root.fields, form) : nothing;
+  })}</div>`;
+}
+
+const chosenOf = (names, values) => values[choiceKey(names)] ?? names[0];
+const choiceKey = (names) => `|${names.join("|")}`;
+
+// Fields of which one is given: a radio each, and the field itself behind the chosen one.
+function choiceView(names, fields, form) {
+  const chosen = chosenOf(names, form.draft.values);
+  const choose = (event) => form.onInput(choiceKey(names), event.target.value);
+  return html`<fieldset class="choice"><legend>one of</legend>
+    <div class="line">${names.map((name) => html`<label><input type="radio" name=${choiceKey(names)} value=${name}
+      .checked=${name === chosen} ?disabled=${form.disabled} @change=${choose}> ${visible(name)}</label>`)}</div>
+    ${repeat([chosen], (name) => name, (name) => fieldView({ ...fields.find((field) => field.name === name), optional: false, chosen: true }, name, form))}
+  </fieldset>`;
 }
 
 function fieldView(field, path, form) {
   const { type = {}, optional } = field;
-  const label = html`${visible(field.name)}${optional ? nothing : html`<span class="quiet"> (needed)</span>`}`;
+  const label = html`${visible(field.name)}${optional || field.chosen ? nothing : html`<span class="quiet"> (needed)</span>`}`;
   const id = `field-${path}`;
   const problem = form.draft.problems?.[path];
   const words = html`<span class="quiet" id=${`${id}-hint`}>${hint(type)}</span>
@@ -74,11 +96,13 @@ function hint(type) {
   return unit;
 }
 
-export function collect(schema, draft) {
+export function collect(schema, draft, oneOf = []) {
   const problems = {};
   const input = {};
   for (const field of schema?.root?.fields ?? []) {
-    const value = read(field, field.name, draft.values, problems);
+    const names = oneOf.find((group) => group.includes(field.name));
+    if (names && field.name !== chosenOf(names, draft.values)) continue;
+    const value = read(names ? { ...field, optional: false } : field, field.name, draft.values, problems);
     if (value !== undefined) input[field.name] = value;
   }
   return { input, problems };
