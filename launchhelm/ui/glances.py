@@ -16,7 +16,7 @@ from launchhelm import views
 from launchhelm._clock import Clock
 from launchhelm.errors import StorageError
 from launchhelm.records import WriterId
-from launchhelm.store.reader import Reader, list_segments
+from launchhelm.store.reader import Listing, Reader, list_segments
 from launchhelm.views.commands import Ledger
 from launchhelm.views.liveness import Observer
 from launchhelm.views.participants import Watch, newest_attempt, table
@@ -110,24 +110,26 @@ class Glances:
         try:
             known.glance = self._seen(run, known)
         except (OSError, StorageError):
-            return False  # The run's own page says what cannot be read.
+            # Not here yet, where runs come from elsewhere; or its own page says what is the matter.
+            known.token = None
+            return False
         return known.glance != before
 
     def _seen(self, run: views.RunSummary, known: _Run) -> Glance:
+        listing = list_segments(run.directory)
         reader = known.reader or Reader(run.directory, kinds={"oc"}, ranks={0}, clock=self._clock)
         for record in reader.poll():
             known.ledger.take(record)
         unknown = sum(each.state == "outcome_unknown" for each in known.ledger.views())
         name = shown_metric(run)
         course = trend(run.directory, name) if name else None
-        not_well = self._not_well(run, known) if _is_live(run) else 0
+        not_well = self._not_well(run, listing, known) if _is_live(run) else 0
         if run.state.is_over:
             # There are many of these, and none of them is read on.
             known.reader, known.ledger, known.watches = None, Ledger(), {}
         return Glance(course, unknown, not_well)
 
-    def _not_well(self, run: views.RunSummary, known: _Run) -> int:
-        listing = list_segments(run.directory)
+    def _not_well(self, run: views.RunSummary, listing: Listing, known: _Run) -> int:
         newest = newest_attempt(listing)
         current: dict[WriterId, Watch] = {}
         for writer, files in listing.items():

@@ -87,6 +87,23 @@ def test_an_ended_run_is_looked_at_once_and_a_live_one_only_for_what_is_new(
     assert looked == [live.path.name]
 
 
+def test_a_run_whose_files_are_not_here_yet_is_looked_at_again(root: Path) -> None:
+    clock = FakeClock()
+    run = MadeRun(root, "done").train()
+    unknown(run, "command-1")
+    run.end()
+    ui = Dashboard(root, clock=clock)
+    found, _ = ui.board.look()
+    data = run.path / "data"
+    data.rename(root / "elsewhere")
+    assert not ui.board.glances.look(found, 1.0)
+    (root / "elsewhere").rename(data)
+    assert not ui.board.glances.look(found, 1.0)
+    clock.pass_s(20)
+    assert ui.board.glances.look(found, 1.0)
+    assert ui.board.glances.of(found[0]).unknown == 1
+
+
 def test_the_list_is_news_when_a_glance_or_the_syncing_changes(root: Path) -> None:
     run = MadeRun(root, "live").train()
     said = {"id": run.run_id, "state": "never synced", "server": "", "problem": ""}
