@@ -111,6 +111,8 @@ def made(stream: Stream, point: Point, digest_of: Callable[[str], str]) -> Made 
         digest_of: Returns the digest of an artifact by the server's id, "" for none.
     """
     step, axes = _place(point.coordinates)
+    if stream.type == "number" and type(point.value) in (float, int):
+        return Made(point.place, "m", point.at, step, axes, {stream.name: point.value})
     kind, body = "m", dict[str, Any]()
     if stream.name == CONSOLE and stream.type == "string":
         numbers = {axis: _integer(axes.pop(axis, "0")) or 0 for axis in _CONSOLE_AXES}
@@ -151,8 +153,9 @@ def _place(coordinates: list[tuple[str, str]]) -> tuple[int | None, dict[str, st
     step: int | None = None
     axes: dict[str, str] = {}
     for axis, text in coordinates:
-        if axis == "step" and step is None and _integer(text) is not None:
-            step = _integer(text)
+        number = _integer(text) if axis == "step" and step is None else None
+        if number is not None:
+            step = number
         elif axis != "record":
             axes[axis] = text
     return step, axes
