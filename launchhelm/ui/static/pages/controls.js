@@ -407,7 +407,7 @@ function ledger(mayControl) {
   const frozen = loaded("ledger").value?.frozen;
   return html`<section class="ledger" aria-labelledby="ledger"><div class="line"><h2 id="ledger">Ledger</h2>
     <span class="grow"></span>
-    ${mayControl ? html`<button type="button" class="small" @click=${() => give(frozen ? "unfreeze" : "freeze")}>${frozen ? "unfreeze" : "freeze"}</button>` : nothing}
+    ${mayControl && state.info?.mode !== "server" ? html`<button type="button" class="small" @click=${() => give(frozen ? "unfreeze" : "freeze")}>${frozen ? "unfreeze" : "freeze"}</button>` : nothing}
     <button type="button" class="small" @click=${save}>export</button></div>
     ${frozen ? html`<p class="banner"><span aria-hidden="true">!</span> Frozen: ${visible(frozen)}</p>` : nothing}
     ${shown(loaded("ledger"), "Reading the ledger …", ({ commands }) => (commands.length || state.page.sent?.length

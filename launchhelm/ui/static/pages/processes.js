@@ -134,7 +134,12 @@ function rowsView(value) {
       foot: foot === nothing ? null : foot,
     })}
     <p class="quiet">${value.world_size ? `world size ${count(value.world_size)} · ` : ""}attempt ${value.attempt} · front ${count(value.front)}${value.pace_s ? ` · ${duration(value.pace_s)} per step` : ""}
-      · late after ${duration(value.late_s)} · silent after ${duration(value.silent_s)}${value.clock_spread_s ? ` · clocks of hosts differ by up to ${duration(value.clock_spread_s)}` : ""}${value.watched_s !== undefined && value.watched_s < 15 ? " · ages by the host's clock until watched for 15 s" : ""}</p>`;
+      · late after ${duration(value.late_s)} · silent after ${duration(value.silent_s)}${value.clock_spread_s ? ` · clocks of hosts differ by up to ${duration(value.clock_spread_s)}` : ""}${agesText(value)}</p>`;
+}
+
+function agesText({ watched_s }) {
+  if (state.info?.mode === "server") return " · ages since the server last heard of a process";
+  return watched_s !== undefined && watched_s < 15 ? " · ages by the host's clock until watched for 15 s" : "";
 }
 
 export default {
