@@ -212,7 +212,7 @@ class Artifacts:
         upload = Upload(self._client, artifact, read, dict(self._scope()))
         if not record.body.get("format"):
             return upload
-        return Checkpoint(upload, self._directory, self.known, self._done_beside)
+        return Checkpoint(upload, record.body, self._directory, self.known, self._done_beside)
 
     def _wait_for_file(self, upload: Upload | Checkpoint, reason: str) -> None:
         now = self._clock.monotonic()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from launchhelm.errors import LaunchHelmError
-from launchhelm.store import layout, media, shards
+from launchhelm.store import layout, shards
 from launchhelm.store.reader import Reader
 
 _LIST: Final = "/shards"
@@ -52,8 +52,7 @@ def _sent_directories(run_directory: Path, sent: Mapping[str, str]) -> Iterator[
     for record in Reader(run_directory, kinds=("art",), patience_s=0.0).poll():
         if record.body.get("format") and sent.get(list_of(str(record.body.get("id")))):
             with suppress(LaunchHelmError):
-                path = media.path_of(run_directory, str(record.body.get("sha256")))
-                yield shards.parts_of(path)
+                yield shards.parts_named(run_directory, record.body)
 
 
 def _has_more(run_directory: Path, name: str) -> bool:

@@ -15,9 +15,9 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple  # Any: JSON values.
 
-from launchhelm.store import layout, media, shards
+from launchhelm.store import layout, shards
 from syncer.api.wire import MAX_NAME
 from syncer.naming import shortened
 from syncer.shardlist import list_of
@@ -37,6 +37,7 @@ class Checkpoint:
 
     Args:
         own: Of its file.
+        said: Body of its record.
         run_directory: Where the shards are.
         known: Server's ids by ours.
         done: Called with what was sent beside the file, our id of it, and the server's.
@@ -48,6 +49,7 @@ class Checkpoint:
     def __init__(
         self,
         own: Upload,
+        said: Mapping[str, Any],
         run_directory: Path,
         known: Mapping[str, str],
         done: Callable[[Artifact, str, str], object],
@@ -56,6 +58,7 @@ class Checkpoint:
         self.unseen_since: float | None = None
         self.is_between = False
         self._own = own
+        self._said = said
         self._run_directory = run_directory
         self._known = known
         self._done = done
@@ -85,8 +88,7 @@ class Checkpoint:
             return ""
         if self._directory is None:
             # Not before: what has been read to its end is there, and is what it should be.
-            path = media.path_of(self._run_directory, self.artifact.sha256)
-            self._directory = shards.parts_of(path)
+            self._directory = shards.parts_named(self._run_directory, self._said)
             self.is_between = bool(self._directory)
             return ""
         if not self._directory:

@@ -10,12 +10,12 @@ import errno
 import os
 import pickle
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final  # Any: whatever a pickle holds.
 
-from launchhelm.store import layout
+from launchhelm.store import layout, media
 
 INDEX: Final = ".metadata"
 
@@ -73,6 +73,18 @@ def parts_of(checkpoint: Path) -> str:
         return Path(str(ours[_PARTS])).name
     except Exception:  # No checkpoint, a damaged one, or one that is whole in its file.
         return ""
+
+
+def parts_named(run_directory: Path, record: Mapping[str, Any]) -> str:
+    """Return `parts_of` the checkpoint of an `art` record; its file is read if that does not say.
+
+    Raises:
+        StorageError: The record names no file.
+    """
+    said = record.get("parts")
+    if isinstance(said, str):
+        return Path(said).name
+    return parts_of(media.path_of(run_directory, str(record.get("sha256"))))
 
 
 def missing(run_directory: Path, name: str) -> list[str]:

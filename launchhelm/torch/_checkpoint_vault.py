@@ -52,7 +52,9 @@ class Job:
         path: Where it is now.
         sha256: "" until it is ready.
         failed: Why it never will be.
-        shards: Its directory in checkpoints/, of one that this process has saved in shards.
+        parts: Name of its directory in checkpoints/, "" for one that is whole in its file, None
+            where nobody has said.
+        is_own: Whether this process has saved it.
     """
 
     id: str
@@ -62,7 +64,8 @@ class Job:
     kept: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON.
     sha256: str = ""
     failed: str = ""
-    shards: str = ""
+    parts: str | None = None
+    is_own: bool = False
     over: threading.Event = field(default_factory=threading.Event)
 
 
@@ -113,7 +116,7 @@ class Vault:
     def admit(self, id_: str, hidden: Path, payload: Payload, kept: Mapping[str, Any]) -> None:
         """Let the thread make a written file ready."""
         job = Job(id_, payload["step"], payload["format"], hidden, kept)
-        job.shards = str(payload.get(OURS, {}).get("parts", ""))
+        job.parts, job.is_own = str(payload.get(OURS, {}).get("parts", "")), True
         # Before the thread begins: whoever finds the file hidden knows what it is.
         body = {
             "type": EVENT,
@@ -121,6 +124,7 @@ class Vault:
             "state": "verifying",
             "file": hidden.name,
             "format": job.format,
+            "parts": job.parts,
             "kept": kept,
         }
         self._run.recorder.append_urgent("ev", body, step=job.step)
@@ -241,6 +245,7 @@ class Vault:
             "sha256": stored.sha256,
             "purpose": "general",
             "format": job.format,
+            **({} if job.parts is None else {"parts": job.parts}),
         }
         self._run.recorder.append_urgent("art", body, step=job.step)
         self._run.recorder.append_urgent("m", {METRIC: job.id}, step=job.step)
@@ -252,9 +257,9 @@ class Vault:
             str(error) if isinstance(error, Unreadable) else f"{type(error).__name__}: {error}"
         )
         discard(job.path)
-        if job.shards:  # Without the file nobody could load them.
+        if job.is_own and job.parts:  # Without the file nobody could load them.
             place = self._run.directory / layout.CHECKPOINTS
-            shutil.rmtree(place / job.shards, ignore_errors=True)
+            shutil.rmtree(place / job.parts, ignore_errors=True)
         body = {"type": EVENT, "id": job.id, "state": "failed", "error": job.failed[:1000]}
         self._run.recorder.append_urgent("ev", body, step=job.step)
         self._notice(
@@ -287,13 +292,14 @@ class Vault:
     def _left_behind(self, id_: str, step: int | None, body: Mapping[str, Any]) -> Job:
         # The name alone: whatever a record says, nothing outside of media/ is touched.
         name = Path(str(body.get("file"))).name
-        kept = body.get("kept")
+        kept, parts = body.get("kept"), body.get("parts")
         return Job(
             id_,
             step or 0,
             str(body.get("format")),
             self._run.directory / layout.MEDIA / name,
             kept if isinstance(kept, Mapping) else {},
+            parts=parts if isinstance(parts, str) else None,
         )
 
     def _finished(self, job: Job) -> bool:

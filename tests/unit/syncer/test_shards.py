@@ -168,6 +168,18 @@ def test_names_that_torch_never_gives_set_the_checkpoint_aside(tmp_path: Path, n
     assert aside.why and server.calls == []
 
 
+@pytest.mark.parametrize("said", ["", "../../elsewhere", "a\0b"])
+def test_a_record_that_says_something_else_leads_nowhere(tmp_path: Path, said: str) -> None:
+    _, body = lay_shards(tmp_path, [PART])
+    clock = TurnedClock()
+    server = FarServer()
+    work = uploads(server, tmp_path, clock=clock)
+    work.take(art({**body, "parts": said}))
+    aside = send(work, clock)
+    assert names(server) == ([] if said else ["step-7.pt"])
+    assert bool(aside) is bool(said)
+
+
 def test_a_shard_that_is_seen_late_is_waited_for(tmp_path: Path) -> None:
     parts, body = lay_shards(tmp_path, [PART, PART])
     late = (parts / shard(1)).rename(tmp_path / "late")
