@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 import shutil
+import struct
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launchhelm.records import Command, Outcome
+from launchhelm.store import media
 from launchhelm.store.layout import DATA, SUMS
 from launchhelm.store.manifest import Attempt, take_attempt
 from tests.support.browser import DEADLINE_MS, Dashboard, looking
@@ -60,6 +63,16 @@ def _halved(run: MadeRun, id_: str, step: int) -> None:
     run.conclude(Command(id_, "lr", {"scale": 0.5}, issued_by="alice"), outcome, step=step)
 
 
+def _png(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        check = zlib.crc32(kind + data)
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", check)
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    rows = zlib.compress((b"\0" + b"\x10\x80\xf0" * width) * height)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
 def _resumed(root: Path) -> str:
     """Three ranks whose second attempt logged steps 100 to 120 again; lr jumps at 150."""
     run = MadeRun(root, "resumed", ranks=RANKS).train(1)
@@ -72,6 +85,15 @@ def _resumed(root: Path) -> str:
         _train(journal, 100, 200)
         journal.beat(199)
     _halved(run, "halved-resumed", 180)
+    stored = media.put(run.path, [_png(3, 2)])
+    source = {"artifact": {"id": f"pending:{stored.sha256}", "sha256": stored.sha256}}
+    items = [{"source": source, "media_type": "image/png", "caption": "two by three"}]
+    body = {"name": "pictures", "renderer": "media", "value": {"items": items}}
+    run.journals[0].add("rich", body, step=190)
+    for step in (110, 190):
+        value = {"text": f"words of step {step}"}
+        body = {"name": "samples", "renderer": "text", "value": value}
+        run.journals[0].add("rich", body, step=step)
     return run.run_id
 
 
@@ -306,6 +328,34 @@ def test_of_a_long_table_only_the_rows_near_the_screen_exist(
         page.get_by_role("button", name="Rank").click()
         page.evaluate("scrollTo(0, 0)")
         expect(rows.first).to_have_attribute("data-row", "511")
+
+
+def test_a_picture_is_shown_by_its_bytes(shown: Shown, browser: Browser) -> None:
+    from playwright.sync_api import expect
+
+    with looking(browser, base=shown.dashboard.base) as page:
+        page.goto(shown.dashboard.url(f"/run/{shown.resumed}/media?name=pictures"))
+        picture = page.get_by_role("img", name="two by three")
+        expect(picture).to_have_js_property("naturalWidth", 3, timeout=DEADLINE_MS)
+        expect(picture).to_have_js_property("naturalHeight", 2)
+
+
+def test_media_of_several_runs_stand_side_by_side(shown: Shown, browser: Browser) -> None:
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=DEADLINE_MS)
+    with looking(browser, base=shown.dashboard.base) as page:
+        page.goto(shown.dashboard.url(f"/compare?runs={shown.resumed},{shown.other}"))
+        page.get_by_role("heading", name="Media").click()
+        mine = page.get_by_role("region", name="Media of resumed")
+        others = page.get_by_role("region", name="Media of other")
+        expect(mine).to_contain_text("words of step 190")
+        expect(others.locator(".plot")).to_have_attribute("aria-label", re.compile("at 3 steps"))
+        _choice(page, "up to step").select_option("110")
+        expect(mine).to_contain_text("words of step 110")
+        expect(others.locator(".plot")).to_have_attribute("aria-label", re.compile("at 2 steps"))
+        _choice(page, "name").select_option("samples")
+        expect(others).to_contain_text("nothing up to this step")
 
 
 def _firsts(page: Page) -> list[int]:

@@ -89,9 +89,9 @@ export async function post(path, body) {
 const blobs = new Map();
 
 // Bytes of media as an address that the page may show; kept as long as the page is.
-export function blob(run, digest, mediaType) {
+export function blob(digest, mediaType) {
   if (!blobs.has(digest)) {
-    const made = ask(`runs/${encodeURIComponent(run)}/blobs/${encodeURIComponent(digest)}`)
+    const made = ask(`blobs/${encodeURIComponent(digest)}`)
       .then((answer) => answer.blob())
       .then((bytes) => URL.createObjectURL(new Blob([bytes], { type: mediaType || bytes.type })));
     made.catch(() => blobs.delete(digest));

@@ -5,13 +5,14 @@ import { html, nothing } from "../vendor/lit-html.js";
 import { repeat } from "../vendor/directives/repeat.js";
 import * as api from "../lib/api.js";
 import { href, runHref, set } from "../lib/address.js";
-import { middle, number, text, visible } from "../lib/format.js";
+import { count, middle, number, text, visible } from "../lib/format.js";
 import { load, loaded } from "../lib/load.js";
 import { state } from "../lib/state.js";
 import { DASH_NAMES, summaryOf } from "../parts/chart.js";
 import { markersOf } from "../parts/timeline.js";
 import { empty, failed, waiting } from "../parts/words.js";
 import { leaves } from "./about.js";
+import { item } from "./media.js";
 import { stateText } from "./runs.js";
 
 const SHOWN_AT_FIRST = 6;
@@ -191,6 +192,51 @@ function values(names) {
     <tbody>${names.map((name) => html`<tr><th scope="row">${visible(name)}</th>${ids().map((id) => html`<td class="number">${number(lastOf(id, name))}${id === base ? nothing : difference(lastOf(id, name), lastOf(base, name))}${extremes(id, name)}</td>`)}</tr>`)}</tbody></table></div></section>`;
 }
 
+// Media ---------------------------------------------------------------------------------------
+
+const mediaOf = (id) => loaded(`media ${id}`).value;
+
+// Each run shows what it has at the chosen step, or before it.
+async function refreshMedia(id) {
+  const path = `runs/${encodeURIComponent(id)}/media`;
+  const { name, until } = state.route.query;
+  await load(`media ${id}`, async () => {
+    const answer = await api.get(path, { name });
+    const step = until === undefined ? answer.step : answer.steps.findLast((one) => one <= Number(until));
+    if (step === undefined) return { ...answer, step: null, items: [] };
+    return step === answer.step ? answer : api.get(path, { name, step });
+  });
+}
+
+function chooseMedia(fields) {
+  set(fields);
+  ids().forEach(refreshMedia);
+}
+
+function sideBySide() {
+  const opened = (event) => event.target.open && !state.page.hasMedia && (state.page.hasMedia = true) && ids().forEach(refreshMedia);
+  return html`<details class="group" @toggle=${opened}><summary><h2>Media</h2></summary>${state.page.hasMedia ? mediaView() : nothing}</details>`;
+}
+
+function mediaView() {
+  const answers = ids().map(mediaOf);
+  if (answers.some((one) => !one)) return waiting("Reading the lists of media …");
+  const names = [...new Set(answers.flatMap((one) => one.names))].sort();
+  if (!names.length) return empty("These runs recorded no media.");
+  const steps = [...new Set(answers.flatMap((one) => one.steps))].sort((a, b) => a - b);
+  const { name = "", until } = state.route.query;
+  return html`<div class="line">
+      <label>name <select @change=${(event) => chooseMedia({ name: event.target.value, until: "" })}>
+        <option value="" ?selected=${!name}>all</option>
+        ${names.map((one) => html`<option value=${one} ?selected=${one === name}>${visible(one)}</option>`)}</select></label>
+      <label>up to step <select @change=${(event) => chooseMedia({ until: event.target.value })}>
+        <option value="" ?selected=${until === undefined}>newest of each</option>
+        ${steps.map((one) => html`<option value=${one} ?selected=${String(one) === until}>${count(one)}</option>`)}</select></label>
+    </div>
+    ${ids().map((id, at) => html`<section aria-label=${`Media of ${nameOf(id)}`}><h3>${LETTERS[at]} ${nameOf(id)}</h3>
+      ${answers[at].items.length ? html`<div class="media">${answers[at].items.map((one) => item({ ...one, run: id }))}</div>` : html`<p class="quiet">nothing up to this step</p>`}</section>`)}`;
+}
+
 function differences() {
   const configs = ids().map((id) => new Map(leaves(runOf(id).value?.config ?? {}).map(([path, value]) => [path, text(value)])));
   const paths = [...new Set(configs.flatMap((one) => [...one.keys()]))];
@@ -240,6 +286,7 @@ export default {
       ${tools()}
       ${names.length ? html`<div class="charts">${repeat(names, (name) => name, chart)}</div>${lanes()}${values(names)}`
         : ids().some((id) => loaded(`metrics ${id}`).loading) ? waiting("Reading the runs …") : empty("These runs have no metric.")}
-      ${differences()}`;
+      ${differences()}
+      ${sideBySide()}`;
   },
 };

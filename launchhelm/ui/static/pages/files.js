@@ -17,7 +17,7 @@ async function save(one) {
   say(`Fetching ${one.name}`, true);
   try {
     const link = document.createElement("a");
-    link.href = await api.blob(state.route.id, one.digest, "application/octet-stream");
+    link.href = await api.blob(one.digest, "application/octet-stream");
     link.download = one.name.split("/").at(-1);
     link.click();
   } catch (error) {

@@ -23,7 +23,8 @@ function change(fields) {
   refresh();
 }
 
-function item(one) {
+// One recorded value; `run` tells whose it is where that is not the run of the page.
+export function item(one) {
   const title = html`<figcaption>${visible(one.caption || one.name)} <span class="quiet">${one.step < 0 ? "no step" : `step ${count(one.step)}`}${one.rank ? ` · rank ${one.rank}` : ""}</span></figcaption>`;
   return html`<figure data-type=${one.type}>${body(one)}${title}</figure>`;
 }
@@ -40,7 +41,7 @@ function body(one) {
   if (one.size > LARGE && !wanted.has(one.digest)) {
     return html`<button type="button" @click=${() => { wanted.add(one.digest); update(); }}>show ${visible(one.type)}, ${bytes(one.size)}</button>`;
   }
-  return html`<lh-picture .given=${{ ...one, run: state.route.id }}></lh-picture>`;
+  return html`<lh-picture .given=${one}></lh-picture>`;
 }
 
 function tableView(one) {
@@ -55,11 +56,11 @@ function tableView(one) {
 }
 
 // As bars for one step; as curves over steps, the newest strong, where there are several.
-function histogramView({ name, histogram, history = [] }) {
+function histogramView({ name, run = "", histogram, history = [] }) {
   const { edges = [], counts = [], min, max } = histogram;
   const several = history.length > 1;
   const most = Math.max(1, ...counts);
-  return html`${several ? html`<lh-chart .data=${overSteps(name, history)}></lh-chart>`
+  return html`${several ? html`<lh-chart .data=${overSteps(name, run, history)}></lh-chart>`
     : html`<lh-bars .given=${counts.map((amount) => amount / most)} role="img"
         aria-label=${`${counts.length} bins from ${number(edges[0])} to ${number(edges.at(-1))}, fullest with ${count(most)}`}></lh-bars>
       <p class="line quiet"><span>${number(min ?? edges[0])}</span><span class="grow"></span><span>${number(max ?? edges.at(-1))}</span></p>`}
@@ -76,10 +77,11 @@ function densities({ edges, counts }) {
   return counts.map((amount, at) => amount / total / (edges[at + 1] - edges[at] || 1));
 }
 
-function overSteps(name, history) {
+function overSteps(name, run, history) {
+  const slot = `${run} ${name}`;
   const key = JSON.stringify(history.map((one) => [one.step, sum(one.counts)]));
   const made = (state.page.histories ||= new Map());
-  if (made.get(name)?.key !== key) {
+  if (made.get(slot)?.key !== key) {
     const series = history.map((one, at) => ({
       label: `step ${count(one.step)}`,
       x: one.counts.map((_, bin) => (one.edges[bin] + one.edges[bin + 1]) / 2),
@@ -89,9 +91,9 @@ function overSteps(name, history) {
     }));
     const newest = history.at(-1);
     const summary = `${visible(name)}: distributions at ${history.length} steps, the newest, ${count(newest.step)}, from ${number(newest.edges[0])} to ${number(newest.edges.at(-1))}, most around ${number(mode(newest))}`;
-    made.set(name, { key, data: { series, axis: "value", summary } });
+    made.set(slot, { key, data: { series, axis: "value", summary } });
   }
-  return made.get(name).data;
+  return made.get(slot).data;
 }
 
 function mode({ edges, counts }) {

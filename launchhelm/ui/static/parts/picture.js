@@ -30,7 +30,7 @@ class Picture extends HTMLElement {
     this.isFilled = true;
     this.viewed.unobserve(this);
     try {
-      const address = await api.blob(now.run, now.digest, now.media_type);
+      const address = await api.blob(now.digest, now.media_type);
       if (now === this.now) this.replaceChildren(this.element(now, address));
     } catch (error) {
       this.isFilled = false;
