@@ -90,6 +90,8 @@ def _resumed(root: Path) -> str:
     items = [{"source": source, "media_type": "image/png", "caption": "two by three"}]
     body = {"name": "pictures", "renderer": "media", "value": {"items": items}}
     run.journals[0].add("rich", body, step=190)
+    file = {"id": "file-1", "name": "weights.bin", "sha256": stored.sha256, "size": stored.size}
+    run.journals[0].add("art", file, step=190)
     for step in (110, 190):
         value = {"text": f"words of step {step}"}
         body = {"name": "samples", "renderer": "text", "value": value}
@@ -338,6 +340,10 @@ def test_a_picture_is_shown_by_its_bytes(shown: Shown, browser: Browser) -> None
         picture = page.get_by_role("img", name="two by three")
         expect(picture).to_have_js_property("naturalWidth", 3, timeout=DEADLINE_MS)
         expect(picture).to_have_js_property("naturalHeight", 2)
+        page.get_by_role("link", name="Files").click()
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="save weights.bin").click()
+        assert saved.value.path().read_bytes() == _png(3, 2)
 
 
 def test_media_of_several_runs_stand_side_by_side(shown: Shown, browser: Browser) -> None:
