@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,17 @@ def make_optimizer(*rates: float) -> AdamW:
     return AdamW(groups)
 
 
+_open: list[lht.Trainer] = []
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """End every training of a test."""
+    yield
+    while _open:
+        _open.pop().finish()
+
+
 class Job:
     """A training of two groups, commanded and looked at from outside."""
 
@@ -46,6 +58,7 @@ class Job:
         self.steps = 0
         self.sent = 0
         self.trainer.watch(torch.nn.Linear(1, 1), self.optimizer, self.scheduler)
+        _open.append(self.trainer)
 
     def move(self) -> None:
         self.optimizer.step()
