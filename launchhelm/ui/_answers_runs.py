@@ -233,7 +233,13 @@ def _attempts(view: views.RunView) -> list[Json]:
 
 def _headline(view: views.RunView, unknown: list[views.CommandView]) -> list[Json]:
     said = [
-        {"mark": finding.mark, "text": finding.text, "tab": "processes"}
+        {
+            "mark": finding.mark,
+            "text": finding.text,
+            "tab": "processes",
+            "rule": finding.rule,
+            "weight": finding.weight,
+        }
         for finding in findings_of(view)
     ]
     for command in unknown:

@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -356,3 +356,143 @@ def test_a_dashboard_that_ends_is_said_and_a_new_one_asks_for_its_address(
             page.keyboard.press("Enter")
             expect(page.locator("tr[data-row]")).to_have_count(1)
             expect(page.locator(".connection")).to_have_text("live")
+
+
+def test_forms_and_dialogs_are_as_reachable_as_pages(
+    found: Found, browser: Browser, tmp_path: Path, shoot: Callable[[Page, str], None]
+) -> None:
+    """Of fields that exclude each other one is asked for, and a bold change is confirmed."""
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=DEADLINE_MS)
+    bad: list[str] = []
+    with looking(browser, base=found.dashboard.base) as page:
+        page.add_init_script(axe(tmp_path))
+        page.goto(found.dashboard.url(f"/run/{found.training}/controls"))
+        page.get_by_role("button", name="change lr").click()
+        value = page.get_by_role("textbox", name="scale")
+        expect(value).to_be_focused()
+        bad += faults(page)
+
+        # What was typed for another choice is not sent.
+        page.get_by_role("radio", name="lr").check()
+        page.get_by_role("textbox", name="lr").fill("0.001")
+        page.get_by_role("radio", name="scale").check()
+        value.fill("20")
+        with page.expect_request("**/commands/check") as asked:
+            expect(page.locator(".check")).to_contain_text("factor")
+        assert asked.value.post_data_json["input"] == {"scale": 20}
+
+        page.get_by_role("button", name="Send").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text("Send lr all the same?")
+        bad += faults(page)
+        shoot(page, "controls-confirm")
+        page.keyboard.press("Escape")
+        expect(dialog).not_to_be_visible()
+        expect(page.get_by_role("button", name="Send")).to_be_enabled()
+        assert page.locator("tr[data-command]").count() == 3
+
+        page.locator("h1").focus()
+        page.keyboard.press("?")
+        expect(dialog).to_be_visible()
+        bad += faults(page)
+    assert not bad, "\n".join(bad)
+
+
+def test_what_was_not_sent_says_why_until_it_is(found: Found, browser: Browser) -> None:
+    """An answer that was lost leaves the form, and sending again is the same command."""
+    from playwright.sync_api import Route, expect
+
+    expect.set_options(timeout=DEADLINE_MS)
+    ids = []
+
+    def lose(route: Route) -> None:
+        ids.append((route.request.post_data_json or {})["id"])
+        route.abort()
+
+    with looking(browser, base=found.dashboard.base, allowed=("ERR_FAILED",)) as page:
+        page.goto(found.dashboard.url(f"/run/{found.training}/controls"))
+        page.route(
+            "**/commands", lambda route: lose(route) if _is_post(route) else route.fallback()
+        )
+        page.get_by_role("button", name="change lr").click()
+        page.get_by_role("textbox", name="scale").fill("0.5")
+        for _ in range(2):
+            page.get_by_role("button", name="Send").click()
+            page.get_by_role("button", name="Send").last.click()
+            expect(page.locator(".change [role=alert]")).to_contain_text("does not answer")
+        assert len(ids) == 2 and len(set(ids)) == 1, ids
+
+
+def _is_post(route: Any) -> bool:
+    return str(route.request.method) == "POST"
+
+
+def test_every_page_is_usable_at_twice_the_size(found: Found, browser: Browser) -> None:
+    bad = []
+    with looking(
+        browser,
+        base=found.dashboard.base,
+        viewport={"width": 640, "height": 430},
+        device_scale_factor=2,
+    ) as page:
+        page.goto(found.dashboard.address)
+        for path in found.pages():
+            _go(page, path)
+            wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            if wide > 0:
+                bad.append(f"{path} is {wide} px wider than the window")
+    assert not bad, "\n".join(bad)
+
+
+def test_a_hidden_tab_closes_its_stream_and_catches_up(browser: Browser, tmp_path: Path) -> None:
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=DEADLINE_MS)
+    root = tmp_path / "runs"
+    run = MadeRun(root, "here").train(step=400)
+    with Dashboard(root) as dashboard, looking(browser, base=dashboard.base) as page:
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(dashboard.url(f"/run/{run.run_id}"))
+        expect(page.locator(".connection")).to_have_text("live")
+        expect(page.locator(".facts")).to_contain_text("step 400")
+        hide = """(hidden) => {
+            Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+            document.dispatchEvent(new Event("visibilitychange"));
+        }"""
+        with page.expect_event("requestfailed", lambda request: "/stream" in request.url):
+            page.evaluate(hide, True)
+        expect(page.locator(".connection")).to_have_text("paused")
+        page.wait_for_load_state("networkidle")
+        asked.clear()
+        run.journals[0].add("m", {"train/loss": 2.0}, step=410)
+        run.journals[0].beat(410, 2)
+        page.wait_for_timeout(3000)  # Longer than two looks of the server.
+        assert asked == []
+        page.evaluate(hide, False)
+        expect(page.locator(".connection")).to_have_text("live")
+        expect(page.locator(".facts")).to_contain_text("step 410")
+        (stream,) = [url for url in asked if "/stream" in url]
+        assert re.search(r"cursor=[0-9a-f]+\.\d+", stream)
+
+
+def test_a_slow_rank_is_told_by_its_word_and_not_as_a_fault(
+    browser: Browser, tmp_path: Path
+) -> None:
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=DEADLINE_MS)
+    root = tmp_path / "runs"
+    run = MadeRun(root, "here", ranks=4).train(step=400)
+    for counter in (2, 3):
+        for rank, journal in enumerate(run.journals):
+            waits = 0.0 if rank == 2 else 8.0
+            journal.beat(400 + counter, counter, step_time_ms=20.0, exchange_wait_ms=waits)
+    with Dashboard(root) as dashboard, looking(browser, base=dashboard.base) as page:
+        page.goto(dashboard.url(f"/run/{run.run_id}"))
+        finding = page.locator(".finding", has_text="is slow")
+        expect(finding.locator(".mark.unknown")).to_be_visible()
+        expect(finding.locator(".mark.bad")).to_have_count(0)
+        expect(page.locator(".tabs a", has_text="Processes")).to_contain_text("slow")

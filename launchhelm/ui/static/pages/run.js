@@ -37,10 +37,18 @@ async function refresh() {
   headline = text;
 }
 
+// What is no fault, as a slow rank, is told by its word.
+function lesser(value) {
+  const one = (value.headline ?? []).find((each) => each.tab === "processes" && each.weight !== "bad");
+  return one ? html` <span class="mark unknown">${one.mark} ${visible((one.rule ?? "").replaceAll("_", " "))}</span>` : nothing;
+}
+
+const toneOf = (one) => (one.mark === "?" || (one.weight && one.weight !== "bad") ? "unknown" : "bad");
+
 function tabs(value) {
   const bad = value.tabs ?? {};
   const badge = {
-    processes: bad.processes ? html` <span class="mark bad">▼${bad.processes}<span class="unseen"> processes not well</span></span>` : nothing,
+    processes: bad.processes ? html` <span class="mark bad">▼${bad.processes}<span class="unseen"> processes not well</span></span>` : lesser(value),
     controls: html`${bad.controls_unknown ? html` <span class="mark unknown">?${bad.controls_unknown}<span class="unseen"> unknown outcomes</span></span>` : nothing}
       ${bad.controls_waiting ? html` <span class="mark">◆${bad.controls_waiting}<span class="unseen"> waiting</span></span>` : nothing}`,
   };
@@ -82,7 +90,7 @@ function header(value) {
       ${value.path ? html`<span class="quiet owner" title=${visible(value.path)}>${visible(value.owner)} · ${middle(value.path, 44)}</span>` : nothing}
     </div>
     <p class="facts" title=${fullTime(value.created_at)}>${stateText(value)} <span class="quiet">· ${facts(value)}</span></p>
-    ${(value.headline ?? []).map((one) => html`<p class="finding"><span class=${`mark ${one.mark === "?" ? "unknown" : "bad"}`} aria-hidden="true">${one.mark}</span>
+    ${(value.headline ?? []).map((one) => html`<p class="finding"><span class=${`mark ${toneOf(one)}`} aria-hidden="true">${one.mark}</span>
       <span>${visible(one.text)}</span> ${one.tab ? html`<a href=${runHref(value.id, one.tab)}>${TITLES[TABS.indexOf(one.tab)] ?? one.tab}</a>` : nothing}</p>`)}
     ${(value.banners ?? []).map((one) => html`<p class="banner" data-level=${one.level}>
       <span aria-hidden="true">${one.level === "bad" ? "✕" : "!"}</span> <span>${visible(one.text)} <span class="quiet">${visible(one.remedy)}</span></span></p>`)}
