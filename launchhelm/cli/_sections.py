@@ -52,6 +52,7 @@ def print_command(command: views.CommandView, view: views.RunView, output: Outpu
         output.sentence(sentence),
         f"by {who}" if who else "",
         f'"{_wording.plain(command.reason)}"' if command.reason else "",
+        f"undoes {_wording.plain(command.reverts)}" if command.reverts else "",
         command.id,
     ]
     output.line("  ".join(part for part in parts if part))

@@ -334,6 +334,7 @@ def test_a_change_and_what_undid_it_cancel_out(run: MadeRun, cli: Cli) -> None:
     ran = cli("control", "ddp-run", "revert", "c1", "--check")
     assert ran.code == 0 and ran.out.startswith("set_kl 0.3 -> 0.5")
     told(run, "c4", "set_kl", {"value": 0.8}, step=440, reverts="c3", **kl(0.3, 0.8))
+    assert "undoes c3  c4\n" in cli("control", "ddp-run", "log").out
     run.report({"lr": [0.01, 0.01], "set_kl": 0.8}, step=440)
     ran = cli("control", "ddp-run", "revert", "c1", "--check")
     assert ran.code == 6 and "command c2 has changed it since" in ran.err
