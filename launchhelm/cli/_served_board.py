@@ -200,7 +200,8 @@ class ServedBoard(Board):
             raise Problem(
                 409, "refused", said, kept=NOTHING_SENT, remedy="Look whether its syncer runs."
             )
-        points = [str(point) for point in capability["spec"].get("safe_points") or ()]
+        offered_at = capability["spec"].get("safe_points")
+        points = [str(point) for point in offered_at] if isinstance(offered_at, list) else []
         passed = [point for point in points if point in session["safe_points"]]
         return {
             "scope": _scope(kept),

@@ -10,6 +10,7 @@ from typing import Any, Final  # Any: JSON of documents.
 from launchhelm.records import WriterId
 from launchhelm.store.layout import parse_writer
 from syncer.naming import NAME_LABEL, WRITER_LABEL
+from syncer.runindex import labels_of
 from syncer.server.documents import Document
 
 _RANK: Final = "launchhelm.rank"
@@ -49,8 +50,7 @@ def people(participants: Iterable[Document]) -> list[Person]:
     names: Counter[str] = Counter()
     for document in participants:
         spec = document["spec"]
-        labels = spec.get("labels")
-        labels = {str(key): str(text) for key, text in dict(labels or {}).items()}
+        labels = {str(key): str(text) for key, text in labels_of(document).items()}
         name = str(labels.get(NAME_LABEL) or spec.get("name") or "")
         writer = parse_writer(labels.get(WRITER_LABEL, ""))
         names[name] += 1

@@ -18,6 +18,7 @@ from typing import Any, Final  # Any: JSON values.
 from launchhelm.store.line import special
 from launchhelm.values.base import RENDERERS
 from syncer.naming import CONSOLE, CONTROLS, EVENTS, NAME_LABEL
+from syncer.runindex import labels_of
 from syncer.server.held import Place, Point
 
 _WHOLE: Final = re.compile(r"-?(0|[1-9][0-9]{0,18})", re.ASCII)
@@ -45,7 +46,7 @@ class Stream:
     def of(cls, document: Mapping[str, Any]) -> Stream:
         """Read a document, whose spec may hold anything."""
         spec = document["spec"]
-        labels = _object(spec.get("labels"))
+        labels = labels_of(document)
         return cls(
             series=int(document["place"]),
             participant=str(spec.get("participant_id", "")),

@@ -29,6 +29,7 @@ from syncer.labels import GROUP, NOTES, SUMMARY, TAGS
 from syncer.mirror.people import Person, opening, people
 from syncer.mirror.records import Made, Stream, joined, made, plain_value, value_of
 from syncer.naming import EVENTS, NAME_LABEL, RUN_LABEL
+from syncer.runindex import labels_of
 from syncer.server import documents, held, lifecycle
 from syncer.server.documents import Document
 from syncer.server.held import BEFORE, LAST, Given, Place, Point
@@ -162,7 +163,7 @@ class Mirror:
 
     def _take_world(self, connection: sqlite3.Connection, run: Document, attempt: int) -> None:
         """Find out how many processes an attempt has, as its coordinator or its document says."""
-        labels = run["spec"].get("labels") or {}
+        labels = labels_of(run)
         size = labels.get(WORLD_LABEL) if attempt == 1 else None
         resumed_from, host, started_at = None, "", None
         for person in self._people.values():
@@ -228,6 +229,10 @@ class Mirror:
             self.capabilities[name] = (person, document)
         hidden = ("participant_id", "labels")
         body = {key: value for key, value in spec.items() if key not in hidden}
+        # Readers of a run directory rely on their kinds; on a server anybody writes them.
+        points, schema = body.get("safe_points"), body.get("input_schema")
+        body["safe_points"] = [str(it) for it in points] if isinstance(points, list) else []
+        body["input_schema"] = schema if isinstance(schema, dict) else {}
         at = float(document["created_at"])
         self._append(
             person.id, Made(BEFORE, "cap", at, None, {}, {**body, "id": str(document["id"])})
@@ -357,13 +362,13 @@ class Mirror:
             path = self.directory / layout.CONTROL / str(name)
             said = self._said.setdefault(entry.id, set())
             if entry.life.execution in lifecycle.WAITING:
-                if "waiting" not in said:
-                    said.add("waiting")
+                if entry.life.execution not in said:
+                    said.add(entry.life.execution)
                     self.told += 1
                     write_durably(path, inbox.encode(self._command(given)))
                 continue
-            if "waiting" in said:
-                said.discard("waiting")
+            if said.intersection(lifecycle.WAITING):
+                said.difference_update(lifecycle.WAITING)
                 path.unlink(missing_ok=True)
             self._tell(given, said, now)
 
@@ -412,13 +417,16 @@ class Mirror:
         entry = given.entry
         request = entry.request
         payload = request["input"]
+        reason = str(request.get("reason") or "")
+        if entry.life.execution == "pending_approval":
+            reason = f"{reason} (not approved yet)".strip()
         return Command(
             id=entry.id,
             name=self._control_names.get(str(request["capability"]["id"]), ""),
             payload=payload if isinstance(payload, dict) else {},
             issued_by=entry.submitted_by,
             issued_at=entry.created_at,
-            reason=str(request.get("reason") or ""),
+            reason=reason,
             revision=given.number,
             valid_s=max(0.0, entry.life.expires_at - entry.created_at),
             server={"id": entry.id},
@@ -441,7 +449,7 @@ def _coordinates(applied_at: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _manifest(run: Document, shown_id: str, project: str) -> Manifest:
     spec = run["spec"]
-    labels = spec.get("labels") or {}
+    labels = labels_of(run)
     parameters = spec.get("parameters")
     extra: dict[str, Any] = {
         name: labels[f"launchhelm.{name}"]
@@ -464,7 +472,7 @@ def _manifest(run: Document, shown_id: str, project: str) -> Manifest:
 
 def created_at(run: Document) -> float:
     """Return when a run began, which its own id tells; else when the server heard of it."""
-    own = str((run["spec"].get("labels") or {}).get(RUN_LABEL, ""))
+    own = str(labels_of(run).get(RUN_LABEL, ""))
     try:
         known = uuid.UUID(own)
     except ValueError:
@@ -475,7 +483,7 @@ def created_at(run: Document) -> float:
 def described(run: Document) -> dict[str, Any]:
     """Return what a run says of itself now: name, group, tags, notes."""
     spec = run["spec"]
-    labels = spec.get("labels") or {}
+    labels = labels_of(run)
     return {
         "name": str(labels.get(NAME_LABEL) or spec.get("name") or run["id"]),
         "group": str(labels.get(GROUP, "")),
@@ -485,7 +493,7 @@ def described(run: Document) -> dict[str, Any]:
 
 
 def _summary(run: Document) -> dict[str, Any]:
-    labels = run["spec"].get("labels") or {}
+    labels = labels_of(run)
     found = {}
     for name, value in _parsed(labels.get(SUMMARY), dict).items():
         known = value_of(value)

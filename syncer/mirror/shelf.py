@@ -14,6 +14,7 @@ from launchhelm.views import RunSummary
 from syncer.mirror.run import Mirror
 from syncer.mirror.summary import summarise
 from syncer.naming import RUN_LABEL
+from syncer.runindex import labels_of
 from syncer.server import documents
 from syncer.server.caller import Caller
 from syncer.server.documents import Document
@@ -100,7 +101,6 @@ class Shelf:
 
 
 def _own_id(run: Document) -> str:
-    labels = run["spec"].get("labels") or {}
-    own = str(labels.get(RUN_LABEL) or run["id"])
+    own = str(labels_of(run).get(RUN_LABEL) or run["id"])
     is_name = own.isascii() and own.replace("-", "").isalnum() and len(own) <= 64
     return own if is_name else str(run["id"])

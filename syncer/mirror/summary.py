@@ -15,6 +15,7 @@ from syncer.mirror.people import Person, people
 from syncer.mirror.records import Stream, made, plain_value, value_of
 from syncer.mirror.run import WORLD_LABEL, created_at, described
 from syncer.naming import EVENTS
+from syncer.runindex import labels_of
 from syncer.server import documents, held, lifecycle
 from syncer.server.documents import Document
 from syncer.server.sessions import Session
@@ -168,7 +169,7 @@ def _world(
     newest: list[Person],
     attempt: int,
 ) -> int | None:
-    size = (run["spec"].get("labels") or {}).get(WORLD_LABEL) if attempt == 1 else None
+    size = labels_of(run).get(WORLD_LABEL) if attempt == 1 else None
     coordinators = {each.id for each in newest if each.writer.rank == 0}
     for stream in streams if size is None else ():
         if stream.participant in coordinators and stream.name == EVENTS:

@@ -17,6 +17,7 @@ import launchhelm
 from tests.support.commanding import Desk, training
 from tests.support.dashboard import Dashboard
 from tests.support.sync_command import SyncCommand
+from tests.support.v1_calls import World
 from tests.support.v1_server import PROJECT, V1Server, v1_process
 
 LIMIT_S = 60.0
@@ -280,3 +281,78 @@ def test_console_media_files_attempts_and_words_come_as_far_as_a_server_has_them
     other = server.document("project", {"organization_id": server.organization}, name="other")
     stranger = Served(server, make_key(server, LOOKING, other["id"]))
     assert stranger.ask(f"/api/1/blobs/{there['digest']}").status_code == 404
+
+
+PARTS = ("", "/metrics", "/commands", "/controls", "/console", "/media", "/files", "/processes")
+
+
+def test_a_run_of_another_client_is_shown_and_its_command_is_followed(server: V1Server) -> None:
+    world = World.on(server)
+    page, path = Served(server), f"runs/{world.run}"
+    (row,) = page.get("runs")["runs"]
+    assert (row["id"], row["name"], row["ranks"]) == (world.run, "r", 1)
+    for part in PARTS:
+        page.get(f"{path}{part}")
+    (metric,) = page.get(f"{path}/metrics")["metrics"]
+    (curve,) = page.get(f"{path}/series", name="loss")["series"]
+    assert metric["name"] == "loss" and curve["exact"] and len(curve["y"]) == metric_points(world)
+    (command,) = page.get(f"{path}/commands")["commands"]
+    assert (command["id"], command["state"], command["can_cancel"]) == (
+        world.command,
+        "waiting",
+        True,
+    )
+    assert "not approved yet" in command["reason"]
+    known = server.get(f"commands/{world.command}")
+    server.post(f"commands/{world.command}/approve", {"fingerprint": known["fingerprint"]})
+    (command,) = until(
+        lambda: [
+            each
+            for each in page.get(f"{path}/commands")["commands"]
+            if "not approved" not in each["reason"]
+        ],
+        "the approval",
+    )
+    assert command["state"] == "waiting"
+    claim = {"epoch": world.epoch, "wait_ms": 0}
+    assert server.post(f"participants/{world.participant}/commands", claim)["command"]
+    until(
+        lambda: page.get(f"{path}/commands")["commands"][0]["state"] == "claimed",
+        "the claim in the ledger",
+    )
+    world.close()
+
+
+def metric_points(world: World) -> int:
+    return len(world._telemetry()["batches"][0]["points"])
+
+
+def test_documents_that_hold_anything_break_no_page(server: V1Server) -> None:
+    odd: list[Any] = [None, 7, "text", [1], {"a": [None]}]
+    for value in odd:
+        scope = {**server.scope}
+        run = server.document("run", scope, name=value, labels=value, parameters=value, state=value)
+        inside = {**scope, "run_id": run["id"]}
+        person = server.document("participant", inside, name=value, labels=value, role=value)
+        for kind in ("stream", "capability", "artifact"):
+            server.document(
+                kind,
+                inside,
+                name=value,
+                labels=value,
+                participant_id=person["id"],
+                value_schema=value,
+                presentation=value,
+                axes=value,
+                unit=value,
+                safe_points=value,
+                input_schema=value,
+                provenance=value,
+            )
+            server.document(kind, inside, participant_id=value, name="n", labels={"x": value})
+    page = Served(server)
+    rows = page.get("runs")["runs"]
+    assert len(rows) == len(odd)
+    for row in rows:
+        for part in PARTS:
+            page.get(f"runs/{row['id']}{part}")
