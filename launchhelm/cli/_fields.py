@@ -116,7 +116,7 @@ def expectation(
 ) -> tuple[dict[str, Any], list[str]]:
     """Read `--expect name=value` words against the values now.
 
-    A value counts as expected when it shows as the same text, or equals it; what is sent is the
+    A value counts as expected when it is given as it is shown, or equals it; what is sent is the
     exact present value, so that the ranks compare without rounding.
 
     Returns:
@@ -133,15 +133,26 @@ def expectation(
             known = _wording.listed(values)
             raise UsageError(f"--expect {word}: takes name=value; this run shows {known}.")
         present = values[name]
-        given = value_of(text, {"kind": "opaque"})
+        shown = _wording.values_text(present)
+        given = _expected_of(text)
+        if text.split() == shown.split():
+            given = present
         each = given if isinstance(given, list) else [given] * _length(present)
         now = list(present) if isinstance(present, list | tuple) else [present]
         if len(each) == len(now) and all(map(_shows_the_same, each, now)):
             expected[name] = present
         else:
-            shown = _wording.values_text(present)
             changed.append(f"{name} is {shown} now, not {_wording.values_text(given)}")
     return expected, changed
+
+
+def _expected_of(text: str) -> Any:
+    """Read a value as it is shown: `none`, one value, or one per group with spaces between them."""
+    words = text.split()
+    each = [None if word == "none" else value_of(word, {"kind": "opaque"}) for word in words]
+    if len(each) > 1 and all(value is None or is_number(value) for value in each):
+        return each
+    return None if words == ["none"] else value_of(text, {"kind": "opaque"})
 
 
 def _length(present: Any) -> int:

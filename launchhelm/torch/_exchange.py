@@ -113,6 +113,8 @@ class Exchange:
         self._call = 0
         self._step = 0
         self._followed = (0, 0)
+        self.holds: Callable[[], bool] = lambda: False
+        """Whether the next call may be long in coming, or not come, as commands want it."""
         self._machine = Machine(
             rank=links.rank if links else 0,
             size=links.size if links else 1,
@@ -265,7 +267,8 @@ class Exchange:
     def _issue(self, packet: Packet) -> None:
         assert self._links is not None
         is_inline = packet.kind in (Kind.COMMAND, Kind.NEXT) and packet.size <= INLINE_BYTES
-        self._links.issue(pack(packet, self._under_way.body if is_inline else b""))
+        body = self._under_way.body if is_inline else b""
+        self._links.issue(pack(replace(packet, step=self._step), body))
 
     def _await(self) -> Packet | Lost:
         assert self._links is not None
@@ -281,6 +284,7 @@ class Exchange:
         packet, body = unpack(data) or (None, b"")
         if packet is None:
             return Lost(Cause("serial", (), "the coordinator speaks another version"))
+        self._links.seen[0] = packet.step
         if body and not self._machine.coordinator:
             self._task = Task(self._plant, body)
         return packet
@@ -304,8 +308,10 @@ class Exchange:
     def _gather(self, action: Gather) -> tuple[Row, ...]:
         assert self._links is not None
         handler = f"in {self._under_way.name}" if action.handler else ""
-        rows = self._links.gather(pack_row(action.row), handler=handler)
-        return tuple(map(unpack_row, rows))
+        packed = self._links.gather(pack_row(action.row), handler=handler)
+        rows = tuple(map(unpack_row, packed))
+        self._links.seen.update((rank, row.step) for rank, row in enumerate(rows))
+        return rows
 
     def _apply(self, action: Apply) -> Applied:
         task = self._under_way
@@ -374,7 +380,7 @@ class Exchange:
             return False
         if self._followed[0] != self._call:
             self._followed = (self._call, 0)
-        has_room = self._followed[1] < MOST_AT_ONCE
+        has_room = self._followed[1] + 1 < MOST_AT_ONCE
         return has_room and self._desk.follows(self._step + self._reach())
 
     def _prepare(self) -> None:
@@ -385,7 +391,7 @@ class Exchange:
     def _reach(self) -> int:
         """Return how many steps ahead is too soon for an exchange of a command's own."""
         is_regular = self._pace.is_regular(self._call, self._step)
-        return self._lead() + 1 if is_regular else 0
+        return self._lead() + 1 if is_regular and not self.holds() else 0
 
     def _changed(self, task: Task) -> Verdict | None:
         """Refuse a command about to be announced if a value is not what its sender expects."""

@@ -53,6 +53,7 @@ class Packet:
             last step, for CLOSING.
         apply_call: For APPLY, always later than the call at which this packet is awaited; for NEXT,
             that call or a later one.
+        step: Where the coordinator was when it sent this.
     """
 
     serial: int
@@ -61,6 +62,7 @@ class Packet:
     command: int = 0
     size: int = 0
     apply_call: int = 0
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

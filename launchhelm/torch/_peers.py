@@ -52,6 +52,7 @@ class Peers:
         hosts: Host name of each rank.
         board: What they say without a collective.
         timeout_s: Seconds to wait for a silent rank.
+        seen: The last step of each rank that its packets and rows told, where any did.
         where: Tells (call, step) of this rank, for messages; set by the exchange.
         beats: Returns the last heartbeats of some ranks, where there is a run to read them from.
         on_slow: Called once in a wait that passes 0.1 s, and `on_done` when that wait is over.
@@ -61,6 +62,7 @@ class Peers:
         self.rank = rank
         self.size = size
         self.hosts: tuple[str, ...] = ()
+        self.seen: dict[int, int] = {}
         self.board = board
         self.timeout_s = timeout_s
         self.where: Callable[[], tuple[int, int]] = lambda: (0, 0)
@@ -215,11 +217,15 @@ class Peers:
         for _ in range(10):
             dead = self._dead()
             if dead:
-                names = ", ".join(f"rank {self.name_of(rank)}" for rank in dead)
+                names = ", ".join(f"rank {self._last_seen(rank)}" for rank in dead)
                 what = f"process of {names} is" if len(dead) == 1 else f"processes of {names} are"
                 return Cause("dead", tuple(dead), f"the {what} gone")
             time.sleep(0.05)
         return cause or Cause("broken", (), f"the connection broke: {first_line(error)}")
+
+    def _last_seen(self, rank: int) -> str:
+        step = self.seen.get(rank)
+        return self.name_of(rank) + ("" if step is None else f" (last seen at step {step})")
 
     def _dead(self) -> list[int]:
         dead: list[int] = []

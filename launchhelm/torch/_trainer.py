@@ -122,6 +122,8 @@ class Trainer:
             save=self.save_checkpoint,
         )
         self._clipping, self._flow = self._built_in.clipping, self._built_in.flow
+        if self._exchange is not None:
+            self._exchange.holds = lambda: self._flow.now.paused or self._flow.now.stop_requested
         self._checkpoints = Checkpoints(
             run,
             control,

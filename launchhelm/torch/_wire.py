@@ -12,7 +12,7 @@ MAX_TEXT_BYTES: Final = 256
 
 _MAGIC: Final = 0x4C4A
 _KINDS: Final = {int(kind): kind for kind in Kind}
-_PACKET: Final = struct.Struct(f"<8q{INLINE_BYTES}s")
+_PACKET: Final = struct.Struct(f"<9q{INLINE_BYTES}s")
 _ROW: Final = struct.Struct(f"<qqqqqq{MAX_TEXT_BYTES}s")
 PACKET_BYTES: Final = _PACKET.size
 ROW_BYTES: Final = _ROW.size
@@ -22,16 +22,16 @@ def pack(packet: Packet, body: bytes = b"") -> bytes:
     """Return a packet, with the body if it has one that is short enough."""
     return _PACKET.pack(
         _MAGIC, packet.serial, packet.kind, packet.next_due, packet.command, packet.size,
-        packet.apply_call, len(body), body,
+        packet.apply_call, packet.step, len(body), body,
     )  # fmt: skip
 
 
 def unpack(data: bytes) -> tuple[Packet, bytes] | None:
     """Return a packet and the body in it; None for what another version sent."""
-    magic, serial, kind, next_due, command, size, apply_call, length, body = _PACKET.unpack(data)
+    magic, serial, kind, due, command, size, apply_call, step, length, body = _PACKET.unpack(data)
     if magic != _MAGIC or kind not in _KINDS:
         return None
-    return Packet(serial, _KINDS[kind], next_due, command, size, apply_call), body[:length]
+    return Packet(serial, _KINDS[kind], due, command, size, apply_call, step), body[:length]
 
 
 def pack_row(row: Row) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launchhelm.models import opaque_schema
-from launchhelm.records import Command, Outcome
+from launchhelm.records import CANCEL, Command, Outcome
 from launchhelm.store import inbox
 from launchhelm.store.inbox import Inbox
 from launchhelm.store.manifest import Attempt, take_attempt
@@ -106,6 +106,27 @@ def test_commands_for_steps_act_in_the_order_of_those_steps(office: Office) -> N
         send(office.run, "set_lr", {"lr": 1}, id=id_, first_step=first)
     taken = [office.take(step=10) for _ in range(4)]
     assert [it.first_step for it in taken if it is not None] == [None, 7, 8, 9]
+
+
+def test_a_command_that_is_recorded_before_its_turn_can_follow_and_still_be_cancelled(
+    office: Office,
+) -> None:
+    first, second, third = (
+        send(office.run, "set_lr", {"lr": 1}, id=id_, first_step=9) for id_ in "abc"
+    )
+    assert office.take(step=9) == first
+    assert not office.desk.follows("after_step", 9)
+    office.desk.prepare("after_step", 9)
+    office.desk.prepare("after_step", 9)
+    assert office.states(second.id) == ["claimed", "applying"]
+    assert office.desk.follows("after_step", 9) and not office.desk.follows("after_step", 8)
+    send(office.run, CANCEL, {"id": second.id}, id="order")
+    office.desk.poll()
+    assert office.states(second.id) == ["claimed", "applying", "cancelled"]
+    taken = office.desk.take("after_step", step=9, recorded=True)
+    assert taken == third and office.desk.applying(third).durable
+    assert office.states(third.id) == ["claimed", "applying"]
+    assert office.desk.take("after_step", step=9, recorded=True) is None
 
 
 def test_the_controls_own_check_may_refuse(office: Office) -> None:

@@ -257,6 +257,29 @@ def test_ranks_in_trouble_are_named_and_many_are_counted() -> None:
     assert preview.trouble_text({0: "ok", 1: "busy"}) == ""
 
 
+@pytest.mark.parametrize(
+    ("word", "values"),
+    [
+        ("grad_clip=none", {"grad_clip": None}),
+        ("weight_decay=0.05 0", {"weight_decay": [0.05, 0.0]}),
+        ("lr=0.1", {"lr": [0.1, 0.1]}),
+        ("lr=[0.1, 0.2]", {"lr": [0.1, 0.2]}),
+        ("set_batch=1,024", {"set_batch": 1024}),
+        ("set_mode=very slow", {"set_mode": "very slow"}),
+        ("set_mode=none", {"set_mode": "none"}),
+    ],
+)
+def test_an_expectation_is_typed_as_the_value_is_shown(word: str, values: dict[str, Any]) -> None:
+    assert _fields.expectation([word], values) == (values, [])
+
+
+def test_an_expectation_that_is_not_met_is_told_as_both_are_shown() -> None:
+    _, changed = _fields.expectation(
+        ["weight_decay=0.05 0.1", "grad_clip=none"], {"weight_decay": [0.05, 0.0], "grad_clip": 1.0}
+    )
+    assert changed == ["weight_decay is 0.05 0 now, not 0.05 0.1", "grad_clip is 1 now, not none"]
+
+
 def test_an_expectation_is_sent_with_the_exact_present_value() -> None:
     values = {"lr": [0.00012345678, 0.00012345678], "set_kl": 0.5}
     assert _fields.expectation(["lr=1.235e-4", "set_kl=0.5"], values) == (values, [])

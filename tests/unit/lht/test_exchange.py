@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from launchhelm.records import Command
 from launchhelm.torch import _exchange
 from launchhelm.torch._errors import DivergedStateError
 from launchhelm.torch._exchange import Exchange
@@ -90,6 +91,47 @@ def test_a_command_for_a_later_step_is_applied_at_just_that_step(durable_after_s
         alone.exchange.on_call(step)
     (outcome,) = alone.desk.outcomes
     assert outcome.applied_at == {"step": 60}
+
+
+def test_commands_for_one_step_and_for_the_next_ones_are_applied_at_just_those_steps() -> None:
+    wanted = [("lr", 40), ("x", 40), ("lr", 40), ("lr", 41), ("x", 42), ("x", 44)]
+    alone = Alone(
+        *(Command(f"{n}", name, {"value": n + 1.0}, first_step=first)
+          for n, (name, first) in enumerate(wanted))
+    )  # fmt: skip
+    for step in range(1, 50):
+        time.sleep(0.003)
+        alone.exchange.on_call(step)
+    at = [(one.name, one.applied_at["step"]) for one in alone.desk.outcomes]
+    assert at == wanted
+    assert alone.plant.held == {"lr": 4.0, "x": 6.0}
+
+
+def test_of_very_many_commands_for_one_step_a_limited_number_acts_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_exchange, "MOST_AT_ONCE", 3)
+    commands = [Command(f"{n}", "x", {"value": float(n)}, first_step=20) for n in range(9)]
+    alone = Alone(*commands)
+    for step in range(1, 40):
+        time.sleep(0.003)
+        alone.exchange.on_call(step)
+    at = [one.applied_at["step"] for one in alone.desk.outcomes]
+    assert len(at) == 9 and at == sorted(at) and at.count(20) == 3
+
+
+def test_a_value_that_changed_after_the_command_was_taken_refuses_it() -> None:
+    sent = Command("one", "lr", {"value": 0.5}, first_step=30, expected={"lr": 0.1})
+    alone = Alone(sent)
+    for step in range(1, 40):
+        time.sleep(0.003)
+        if step == 30:
+            alone.plant.held["lr"] = 0.2
+        alone.exchange.on_call(step)
+    (outcome,) = alone.desk.outcomes
+    assert (outcome.state, outcome.code) == ("rejected", "changed_meanwhile")
+    assert outcome.message == "lr was 0.1 and is 0.2 now."
+    assert alone.plant.held["lr"] == 0.2
 
 
 def test_a_step_that_does_not_come_is_waited_for_however_calls_and_steps_go() -> None:
@@ -200,11 +242,12 @@ def test_the_pace_at_most_doubles_and_heeds_the_slowest_step() -> None:
 
 
 def test_packets_and_rows_survive_packing() -> None:
-    packet = Packet(7, Kind.APPLY, 1 << 40, 3, 83, 1 << 41)
+    packet = Packet(7, Kind.APPLY, 1 << 40, 3, 83, 1 << 41, 12)
     assert unpack(pack(packet)) == (packet, b"")
     assert unpack(pack(packet, b"x" * INLINE_BYTES)) == (packet, b"x" * INLINE_BYTES)
     assert unpack(bytes(len(pack(packet)))) is None
     row = Row(Status.FAILED, 1 << 40, -5, (1 << 56), "Fehler: größer als 1 " + "ü" * 300)
+    assert unpack_row(pack_row(Row(Status.OK, 5, 5, more=True))).more
     back = unpack_row(pack_row(row))
     assert (back.status, back.call, back.step, back.digest) == (
         row.status, row.call, row.step, row.digest,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,32 @@ def test_a_paused_loop_takes_commands_at_its_step_until_it_is_resumed(
     values = [record.body["values"] for record in records(on_disk(trainer), "ctl")]
     assert [each["paused"] for each in values if "paused" in each][-1] is False
     assert any(each.get("paused") is True for each in values)
+
+
+def test_a_command_for_the_step_after_a_pause_waits_until_the_pause_has_ended(
+    trainer: lht.Trainer,
+) -> None:
+    optimizer = watch(trainer, "pause")
+    run = trainer.run.directory
+    inbox.send(run, Command("hold", "pause", {}, first_step=500))
+    inbox.send(run, Command("half", "lr", {"scale": 0.5}, first_step=500))
+    inbox.send(run, Command("next", "lr", {"scale": 0.1}, first_step=501))
+    resumed: list[Any] = []
+
+    def steer() -> None:
+        wait_until(lambda: trainer._progress.phase == "paused", "the pause")
+        resumed.append(send(trainer, "resume"))
+
+    thread = beside(steer)
+    while trainer.global_step < 600:
+        trainer.step(loss=1.0)
+        time.sleep(0.002)
+    thread.join()
+    ended = {id_: outcomes for id_, outcomes in final_outcomes(run).items() if id_ != "late-resume"}
+    at = {id_: outcome.applied_at.get("step") for id_, (outcome,) in ended.items()}
+    assert (at["hold"], at["half"], resumed[0].applied_at) == (500, 500, {"step": 500})
+    assert 501 <= at["next"] < 530
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.005)
 
 
 def test_a_stop_ends_a_pause(trainer: lht.Trainer) -> None:

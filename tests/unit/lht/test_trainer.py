@@ -363,6 +363,37 @@ def test_a_command_changes_the_rate_after_the_step_was_logged(trainer: lht.Train
     assert trainer.run.desk.values() == shown["values"]
 
 
+def test_an_expectation_is_judged_by_what_the_optimizer_holds_and_not_by_what_was_shown(
+    trainer: lht.Trainer,
+) -> None:
+    optimizer = make_optimizer(0.1)
+    trainer.watch(torch.nn.Linear(1, 1), optimizer)
+    trainer.step(loss=1)
+    optimizer.param_groups[0]["lr"] = 0.3  # By the script.
+    directory = trainer.run.directory
+    for id_, seen in (("stale", 0.1), ("true", 0.3)):
+        inbox.send(directory, Command(id_, "lr", {"lr": 0.05}, expected={"lr": [seen]}))
+
+    def step() -> dict[str, list[Outcome]] | None:
+        trainer.step(loss=1)
+        ended = final_outcomes(directory)
+        return ended if len(ended) == 2 else None
+
+    ended = wait_until(step, "both outcomes")
+    ((stale,), (true,)) = ended["stale"], ended["true"]
+    assert (stale.state, stale.code) == ("rejected", "changed_meanwhile")
+    assert stale.message in ("lr was [0.1] and is [0.3] now.", "lr was [0.1] and is [0.05] now.")
+    assert true.state == "applied"
+    state = optimizer.state_dict()
+    state["param_groups"][0]["lr"] = 0.7
+    optimizer.load_state_dict(state)
+    inbox.send(directory, Command("after", "lr", {"lr": 0.5}, expected={"lr": [0.7]}))
+    (after,) = wait_until(
+        lambda: trainer.step(loss=1) or final_outcomes(directory).get("after"), "the last outcome"
+    )
+    assert after.state == "applied"
+
+
 def test_a_commanded_rate_stays_when_the_same_objects_are_watched_again(
     trainer: lht.Trainer,
 ) -> None:
