@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -80,11 +83,20 @@ def until(look: Callable[[], Any], what: str) -> Any:
     raise AssertionError(f"{what} did not come")
 
 
-def make_key(server: V1Server, actions: list[str], project: str) -> str:
+def keys(server: V1Server, *words: str) -> str:
+    """Look after keys as an operator does, and return what was said."""
+    command = [sys.executable, "-m", "launchhelm", "serve", "keys", *words, "--json"]
+    done = subprocess.run(
+        [*command, "--data", str(server.data)], check=True, capture_output=True, text=True
+    )
+    return done.stdout
+
+
+def make_key(server: V1Server, actions: list[str], project: str, name: str = "viewer") -> str:
     """Make a key for one project."""
     scope = {"organization_id": server.organization, "project_id": project}
     grant = {"effect": "allow", "actions": actions, "scope": scope}
-    made = server.post("keys", {"name": "viewer", "grants": [grant]})
+    made = server.post("keys", {"name": name, "grants": [grant]})
     return str(made["token"])
 
 
@@ -201,6 +213,7 @@ def test_a_key_sees_its_own_project_and_nobody_else_sees_anything(
     assert SyncCommand(tmp_path, server.url, server.key).once(root).code == 0
     mine = Served(server, make_key(server, LOOKING, server.project))
     stranger = Served(server, make_key(server, LOOKING, other["id"]))
+    leaving = Served(server, make_key(server, LOOKING, server.project, name="leaving"))
     nobody, wrong = Served(server, ""), Served(server, f"lhk_{'0' * 32}_{'a' * 43}")
     path = f"runs/{run.run_id}"
 
@@ -219,6 +232,15 @@ def test_a_key_sees_its_own_project_and_nobody_else_sees_anything(
         for below in ("info", "runs", path, f"{path}/series?name=accuracy", "sync", "changes"):
             answer = key.ask(f"/api/1/{below}")
             assert (answer.status_code, answer.json()["error"]["code"]) == (401, "no_token")
+
+    (key_id,) = (
+        json.loads(line)["id"]
+        for line in keys(server, "list", "--all").splitlines()
+        if json.loads(line)["name"] == "leaving"
+    )
+    assert leaving.ask("/api/1/runs").status_code == 200
+    keys(server, "revoke", key_id)
+    assert leaving.ask("/api/1/runs").status_code == 401
 
     shell = nobody.ask("/")
     assert shell.status_code == 200 and "/ui/static/" in shell.text
