@@ -42,6 +42,8 @@ async function start() {
   document.documentElement.dataset.theme = settings.get("theme", "system");
   document.documentElement.dataset.density = settings.get("density", "dense");
   addEventListener("hashchange", () => location.hash.startsWith("#token=") && enter(location.hash));
+  // What is painted and not styled follows the system too.
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new CustomEvent("theme")));
   onDraw(draw);
   setInterval(() => document.hidden || update(), AGES_MS);
   keys.listen((key) => page.keys?.()[key] ?? GLOBAL_KEYS[key]);

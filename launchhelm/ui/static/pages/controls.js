@@ -10,7 +10,7 @@ import { ago, count, fullTime, plural, text, time, visible } from "../lib/format
 import { load, loaded } from "../lib/load.js";
 import { say, settings, state, update } from "../lib/state.js";
 import { collect, formView } from "../parts/form.js";
-import { close } from "../parts/dialog.js";
+import { askWith, close, closeButton } from "../parts/dialog.js";
 import { download, empty, failed, shown } from "../parts/words.js";
 import { inputText } from "./charts.js";
 
@@ -145,7 +145,7 @@ function send() {
   const guards = one.checked.guards ?? [];
   if (!guards.length) return deliver(false);
   one.typed = "";
-  update({ dialog: () => confirmView(one, guards) });
+  askWith(() => confirmView(one, guards));
 }
 
 function confirmView(one, guards) {
@@ -160,7 +160,7 @@ function confirmView(one, guards) {
     <form @submit=${sure}>
       ${typed ? html`<label>Type <strong>${visible(typed)}</strong> to confirm
         <input autocomplete="off" .value=${one.typed} @input=${(event) => { one.typed = event.target.value; update(); }}></label>` : nothing}
-      <p class="line end"><button class="main" ?disabled=${one.typed !== typed}>Send</button></p>
+      <p class="line end">${closeButton}<button class="main" ?disabled=${one.typed !== typed}>Send</button></p>
     </form>`;
 }
 
@@ -170,6 +170,7 @@ async function deliver(confirmed) {
   if (one.sending || !one.checked) return;
   one.id ??= makeId();
   one.sending = true;
+  one.failure = null;
   update();
   try {
     const sent = await api.post(path("commands"), { ...one.checked.body, id: one.id, reason: one.reason, confirmed });
@@ -215,7 +216,7 @@ async function revert(command) {
   const bodies = command.undo.map((one) => ({ name: command.name, reverts: command.id, reason: "revert", ...one }));
   try {
     const checks = await Promise.all(bodies.map((body) => api.post(path("commands/check"), body)));
-    update({ dialog: () => revertView(command, bodies, checks) });
+    askWith(() => revertView(command, bodies, checks));
   } catch (error) {
     refused("The revert", error);
   }
@@ -236,7 +237,7 @@ function revertView(command, bodies, checks) {
   return html`<h2 id="dialog-title">Set ${visible(command.name)} back?</h2>
     ${checks.flatMap((one) => [...one.text, ...one.guards.map((guard) => guard.text)]).map((line) => html`<p>${visible(line)}</p>`)}
     <p class="quiet">New commands set the values from before. Weights are not restored.</p>
-    <p class="line end"><button type="button" class="main" ?disabled=${!checks.every((one) => one.valid)} @click=${sendAll}>Send</button></p>`;
+    <p class="line end">${closeButton}<button type="button" class="main" ?disabled=${!checks.every((one) => one.valid)} @click=${sendAll}>Send</button></p>`;
 }
 
 function refused(what, error) {

@@ -23,6 +23,7 @@ class Strip extends HTMLElement {
       this.append(this.canvas, this.line);
       this.canvas.addEventListener("keydown", (event) => this.onKey(event));
       this.canvas.addEventListener("mousemove", (event) => this.onMouse(event));
+      this.canvas.addEventListener("mouseleave", () => this.leave());
       this.canvas.addEventListener("click", () => this.open());
     }
     this.resized ??= new ResizeObserver(() => this.show());
@@ -67,6 +68,14 @@ class Strip extends HTMLElement {
       }
     }
     if (this.at) this.frame(pen, w, h, lines, color("--text"));
+    else this.line.textContent = this.legend();
+  }
+
+  // How to read it, while no cell is pointed at.
+  legend() {
+    const { order, scale, unit, measure } = this.now;
+    const rows = order.length > 1 ? `${ranksText(order[0])} at the top, ${ranksText(order.at(-1))} at the bottom` : ranksText(order[0]);
+    return `${rows} · strongest: ${measure} ${number(scale.max)} ${unit} · crossed: silent · empty: nothing reported`;
   }
 
   // The worst of all rows that share a line of pixels, so that a single bad one stays visible.
@@ -130,6 +139,11 @@ class Strip extends HTMLElement {
     if (!this.now) return;
     const box = this.canvas.getBoundingClientRect();
     this.move(Math.floor(((event.clientY - box.top) / box.height) * this.now.rows), Math.floor(((event.clientX - box.left) / box.width) * this.now.columns), false);
+  }
+
+  leave() {
+    this.at = null;
+    this.show();
   }
 
   onKey(event) {
