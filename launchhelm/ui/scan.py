@@ -30,8 +30,9 @@ WATCHED_S: Final = 45.0
 """A run is looked at for so long after somebody asked for it last."""
 
 SYNC_S: Final = 10.0
+SYNC_SHARE: Final = 0.005
 SPARE: Final = 0.05
-"""Of the time, for what rows of the list say beyond summaries; much the same for syncing."""
+"""Of the time: for looks at syncing, which never end, and for what rows say beyond summaries."""
 
 MAX_STREAMS: Final = 16
 MAX_WATCHED: Final = 24
@@ -228,7 +229,7 @@ class Scanner:
             return  # The sync page says what is the matter.
         finally:
             took_s = self._clock.monotonic() - start
-            self._sync_at = start + max(SYNC_S, took_s / SPARE)
+            self._sync_at = start + max(SYNC_S, took_s / SYNC_SHARE)
         self._board.synced = found
 
     def _look_at(self, watched: _Watched, now: float) -> list[str]:
