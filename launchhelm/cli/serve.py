@@ -170,9 +170,10 @@ def _serve(arguments: argparse.Namespace, output: Output) -> int:
 
         def ready(url: str) -> None:
             if output.json:
-                output.document({"url": url, "data": str(directory), "dashboard": url + BASE})
+                output.document({"url": url, "data": str(directory), "dashboard": f"{url}{BASE}/"})
             else:
-                output.line(f"Serving {url} from {directory}; dashboard {url}{BASE}/")
+                output.line(f"Serving {url} from {directory}")
+                output.line(f"Dashboard {url}{BASE}/")
             output.flush()
 
         pages = ServedPages(server)
