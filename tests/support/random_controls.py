@@ -75,6 +75,7 @@ class Played:
     ranks: int
     episodes: int = 0
     steps: int = 0
+    scheduled: int = 0
     stops: int = 0
     leaves: int = 0
     states: Counter[str] = field(default_factory=Counter)
@@ -84,7 +85,8 @@ class Played:
         return (
             f"seed {self.seed}: {self.ranks} ranks, {sum(self.states.values())} commands "
             f"{dict(self.states)}, {self.episodes} trainers, {self.steps} steps, "
-            f"{self.stops} stops, {self.leaves} leaves, faults {dict(self.phases)}"
+            f"{self.scheduled} for a step, {self.stops} stops, {self.leaves} leaves, "
+            f"faults {dict(self.phases)}"
         )
 
 
@@ -152,8 +154,15 @@ class _Driver:
         if stopped is not None:
             self._ranks.kill(stopped, signal.SIGSTOP)
             self._played.stops += 1
+        # Now and then all are for one step, or for steps close to each other.
+        first = self._step(episode) + self._dice.randint(10, 60) if self._dice.random() < 0.3 else 0
         burst = [
-            self._send(episode, order, odd=self._dice.random())
+            self._send(
+                episode,
+                order,
+                odd=self._dice.random(),
+                first=first + self._dice.choice((0, 0, 1, 2)) if first and not order.local else 0,
+            )
             for order in self._orders(episode, self._dice.randint(1, 4))
         ]
         if stopped is not None:
@@ -207,7 +216,12 @@ class _Driver:
         return [each for each in self._orders(episode, 50) if _is_good(each)]
 
     def _send(
-        self, episode: Episode, order: Order, odd: float = 1.0, fault: tuple[int, str] | None = None
+        self,
+        episode: Episode,
+        order: Order,
+        odd: float = 1.0,
+        fault: tuple[int, str] | None = None,
+        first: int = 0,
     ) -> Sent:
         self._sent += 1
         more: dict[str, Any] = {}
@@ -218,11 +232,18 @@ class _Driver:
         elif odd < 0.1:
             more = {"expected": {"set_depth": 77}}
             order = replace(order, end="rejected", code="changed_meanwhile")
+        if first:
+            more["first_step"] = first
+            self._played.scheduled += 1
         command = Command(f"c{self._sent}", order.name, order.given, issued_by="chance", **more)
         sent = Sent(command, order, fault)
         episode.sent.append(sent)
         inbox.send(episode.run, command)
         return sent
+
+    def _step(self, episode: Episode) -> int:
+        """Return the step at which rank 0 is about now."""
+        return len((self._notes / f"{episode.number}.0").read_bytes().splitlines())
 
     def _await(self, episode: Episode, sent: list[Sent]) -> None:
         reader = Reader(episode.run, kinds=("oc",), ranks=(0,))
@@ -293,6 +314,8 @@ class _Driver:
             assert not order.code or outcome.code == order.code, why
             if outcome.state == "applied" and not order.local:
                 assert (outcome.applied_on, outcome.of) == (self._size, self._size), why
+            if outcome.state == "applied" and not order.local:
+                assert outcome.applied_at["step"] >= (sent.command.first_step or 0), why
             if sent.fault is not None:
                 rank, phase = sent.fault
                 # A rank that takes nothing back is named for that too; it is still one rank.
