@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
+import resource
 import socket
 import sys
 from pathlib import Path
@@ -176,6 +178,7 @@ def _serve(arguments: argparse.Namespace, output: Output) -> int:
                 output.line(f"Dashboard {url}{BASE}/")
             output.flush()
 
+        _allow_files()
         pages = ServedPages(server)
         Service(
             server, address, ready, beside=pages.beside, stopping=pages.close
@@ -183,6 +186,13 @@ def _serve(arguments: argparse.Namespace, output: Output) -> int:
     finally:
         server.database.close()
     return Exit.DONE
+
+
+def _allow_files() -> None:
+    """Take as many open files as may be had: a run that is looked at has one for each process."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _check_file(option: str, file: str) -> None:
