@@ -247,8 +247,12 @@ def _one(
         )
     else:
         curve = _along(run.view, name, x, low, high, px, rank)
+    if x == "step" and (curve is None or not (curve.thin.x or curve.thin.odd)):
+        said = _texts(run.view, name, low, high, rank)
+        if said is not None:
+            return said
     if curve is None:
-        return _texts(run.view, name, low, high, rank) if x == "step" else None
+        return None
     thin, integral = curve.thin, x == "step"
     made: Json = {
         "points": curve.points,

@@ -122,3 +122,17 @@ def test_only_a_jump_that_nothing_explains_is_marked(root: Path) -> None:
     assert "jumps" not in loss
     (coarse,) = series(root, name="optim/lr/group0", px=16)
     assert not coarse["exact"] and coarse["jumps"] == lr["jumps"]
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["journal", "sealed"])
+def test_a_metric_of_words_is_answered_in_words(root: Path, sealed: bool) -> None:
+    made = RunBuilder(root)
+    writer = made.writer(0)
+    for step in range(4):
+        writer.metrics(step, phase="warm" if step < 2 else "main")
+    writer.flush()
+    if sealed:
+        writer.seal()
+    words = series(root, name="phase")[0]
+    assert (words["kind"], words["x"]) == ("string", [0, 1, 2, 3])
+    assert words["y"] == ["warm", "warm", "main", "main"]
