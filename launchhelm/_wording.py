@@ -184,7 +184,8 @@ def _applied(outcome: Outcome, around: Around) -> Sentence:
         rest = f": reverted by {plain(around.reverted_by)}"
         return Sentence(f"{head}, not in effect any more", rest, mark="▲", tone="bad")
     changes = changes_text(outcome.changes) or _said(outcome.message)
-    tail = f", {changes}" if changes else ""
+    said = [each for each in (changes, _result_text(outcome)) if each]
+    tail = f", {', '.join(said)}" if said else ""
     count, of = outcome.applied_on, outcome.of
     if count is None or of is None:
         tail = f", number of processes not reported{tail}"
@@ -193,6 +194,21 @@ def _applied(outcome: Outcome, around: Around) -> Sentence:
     elif of > 1:
         head += f" on all {processes(of)}"
     return Sentence(head, tail, mark="▲", tone="good")
+
+
+def _result_text(outcome: Outcome) -> str:
+    """Say in short what a command returned, beyond the values that it changed."""
+    result = outcome.result
+    if isinstance(result, Mapping) and isinstance(result.get("modules"), int):
+        names = [plain(str(name)) for name in result.get("names") or ()][:_NAMED_FAILURES]
+        count = result["modules"]
+        named = f" ({', '.join(names)}{_and_more(count - len(names))})" if names else ""
+        return f"in {count:,} {'module' if count == 1 else 'modules'}{named}"
+    if outcome.changes or result in (None, {}):
+        return ""
+    return "result " + short_reason(
+        payload_text(result) if isinstance(result, Mapping) else values_text(result)
+    )
 
 
 def _unknown(outcome: Outcome) -> Sentence:

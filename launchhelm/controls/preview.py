@@ -259,7 +259,7 @@ def step_warnings(command: Command, step: int | None, when: When) -> list[str]:
             f"step {first:,} has passed (the run is at {step:,}); it acts as soon as it can"
         )
     if last is not None and step is not None and last < step:
-        said.append(f"step {last:,} has passed (the run is at {step:,}); it will expire")
+        said.append(f"step {last:,} has passed (the run is at {step:,}); it would expire at once")
     if when.in_s is not None and when.in_s > command.valid_s:
         valid = _wording.duration(command.valid_s)
         said.append(f"it expires after {valid}, before that at the present pace")

@@ -686,7 +686,7 @@ class Trainer:
         heard = self._signals.heard if self._signals is not None else ""
         if heard or self._flow.now.saves:
             # Its launcher may start it again: the run stays open for that attempt.
-            self._reason = heard or "stopped with a checkpoint"
+            self._reason = heard or "a stop command after a checkpoint"
             self.run.finish(
                 close_run=False, timeout=timeout, state="terminated", reason=self._reason
             )

@@ -47,7 +47,10 @@ class Plan:
             what = str(self.change)
             if self.command.name == "lr":
                 what += "; if there is a schedule, it goes on from there"
-        where = " ".join(part for part in (f"{self.when}.", self.trouble) if part)
+        when, last = str(self.when), self.command.last_step
+        if last is not None and self.when.step is not None and last < self.when.step:
+            when = f"it could act at about step {self.when.step:,}, past its last step {last:,}"
+        where = " ".join(part for part in (f"{when}.", self.trouble) if part)
         return [what, *(f"note: {warning}" for warning in self.warnings), where]
 
 

@@ -172,7 +172,7 @@ def test_a_command_for_a_step_outlives_the_hour_unless_it_is_told_not_to(
 def test_what_cannot_come_in_time_is_pointed_out(run: MadeRun, cli: Cli) -> None:
     passed = cli("control", "ddp-run", "lr", "scale=0.5", "--check", "--at-step=7", "--last-step=9")
     assert "step 7 has passed (the run is at 400)" in passed.out
-    assert "step 9 has passed (the run is at 400); it will expire" in passed.out
+    assert "step 9 has passed (the run is at 400); it would expire at once" in passed.out
     slow = cli(
         "control", "ddp-run", "lr", "scale=0.5", "--check", "--at-step=9000", "--valid-for=30s"
     )
