@@ -39,6 +39,9 @@ class NoRecorder:
         """Write nothing."""
         del ending
 
+    def beat_soon(self) -> None:
+        """Write nothing."""
+
     def append_urgent(
         self,
         kind: str,

@@ -346,6 +346,7 @@ class Trainer:
         """
         before = self._progress.phase
         self._progress.phase, self._progress.phase_since = "paused", time.monotonic()
+        self.run.recorder.beat_soon()
         if self._desk is not None:
             self._desk.paused = True
         try:
@@ -359,6 +360,7 @@ class Trainer:
             if self._desk is not None:
                 self._desk.paused = False
             self._progress.phase, self._progress.phase_since = before, time.monotonic()
+            self.run.recorder.beat_soon()
             # Without control nobody could resume.
             self._flow.now = replace(self._flow.now, paused=False)
 

@@ -1,0 +1,28 @@
+"""Heartbeats that come sooner than their interval."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from launchhelm._ids import new_token
+from launchhelm._recorder import Recorder
+from launchhelm.records import WriterId
+from launchhelm.store.reader import Reader
+
+
+def test_a_changed_phase_is_readable_long_before_the_next_heartbeat_is_due(tmp_path: Path) -> None:
+    """What pauses a loop is shown at once, not up to 15 s later."""
+    recorder = Recorder(tmp_path, WriterId(0, 1, new_token()), {})
+    recorder.start()
+    try:
+        recorder.progress.phase = "paused"
+        began = time.monotonic()
+        recorder.beat_soon()
+        phases: list[str] = []
+        while "paused" not in phases and time.monotonic() - began < 0.9:
+            phases += [each.body["phase"] for each in Reader(tmp_path, kinds=("hb",)).poll()]
+            time.sleep(0.02)
+        assert "paused" in phases
+    finally:
+        recorder.close("finished", "", 5.0)
