@@ -37,7 +37,7 @@ NOT_RANDOM = {"stop", "pause", "resume"}
 """They end or hold the loop, so they are sent on purpose."""
 
 
-HANDLERS = {"eval", "ping"}
+HANDLERS = {"checkpoint", "eval", "ping"}
 """They have nothing to take back, and nothing to read."""
 
 
