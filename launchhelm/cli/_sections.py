@@ -1,8 +1,9 @@
-"""Parts of a page that several verbs print: controls with their values, lines of the ledger."""
+"""Parts of a page that several verbs print: processes, controls, lines of the ledger."""
 
 from __future__ import annotations
 
 import time
+from typing import Any, Final
 
 from launchhelm import _wording, views
 from launchhelm._clock import SYSTEM_CLOCK
@@ -11,6 +12,47 @@ from launchhelm.cli.output import Output
 from launchhelm.controls import fields
 from launchhelm.views.around import around_of
 from launchhelm.views.plan import values_of
+
+NOTHING: Final = "-"
+PROCESS_HEAD: Final = (
+    *("RANK", "HOST", "LOCAL", "PID", "WORLD", "STATE", "STEP", "PHASE"),
+    *("BEAT", "LAG", "STEP TIME", "WAIT"),
+)
+PROCESS_RIGHT: Final = ("RANK", "LOCAL", "PID", "WORLD", "STEP", "BEAT", "LAG", "STEP TIME", "WAIT")
+RANK_TONES: Final = {"silent": "bad", "missing": "bad", "late": "unknown", "behind": "unknown"}
+RUN_TONES: Final = {"running": "good", "failed": "bad", "unreadable": "bad", "no news": "unknown"}
+
+
+def process_cells(process: views.ParticipantView) -> list[str]:
+    """Return one process's row under `PROCESS_HEAD`."""
+    mark = _wording.RANK_MARKS.get(process.state, "")
+    phase = _wording.plain(process.phase)
+    if phase and process.phase_s is not None:
+        phase = f"{phase} {_wording.duration(process.phase_s)}"
+    state = f"{mark} {process.state}".strip()
+    if process.state == "ended" and process.end not in ("", "finished"):
+        state = f"{state}: {_wording.plain(process.end)}"
+    cells: list[Any] = [
+        process.rank,
+        _wording.plain(process.host),
+        process.local_rank,
+        process.pid,
+        process.world_size,
+        state,
+        None if process.step is None else f"{process.step:,}",
+        phase,
+        None if process.state == "missing" else _wording.duration(process.age.seconds),
+        process.lag,
+        _milliseconds(process.step_time_ms),
+        _milliseconds(process.exchange_wait_ms),
+    ]
+    return [NOTHING if cell is None or cell == "" else str(cell) for cell in cells]
+
+
+def _milliseconds(value: float | None) -> str | None:
+    if value is None:
+        return None
+    return f"{value:.3g} ms" if value < 1000 else f"{value / 1000:.3g} s"
 
 
 def print_controls(view: views.RunView, output: Output) -> None:
@@ -43,11 +85,16 @@ def print_freeze(view: views.RunView, output: Output) -> str:
 
 def print_command(command: views.CommandView, view: views.RunView, output: Output) -> None:
     """Print one line of the ledger."""
+    output.line(f"  {command_line(command, view, output)}")
+
+
+def command_line(command: views.CommandView, view: views.RunView, output: Output) -> str:
+    """Return one line of the ledger, its outcome painted."""
     sentence = outcome_text(command, around_of(view, command=command))
     payload = _wording.payload_text(command.payload)
     who = _wording.plain(command.issued_by or command.owner)
     parts = [
-        f"  {sentence.mark}",
+        sentence.mark,
         f"{_wording.plain(command.name)} {payload}".strip(),
         output.sentence(sentence),
         f"by {who}" if who else "",
@@ -55,4 +102,4 @@ def print_command(command: views.CommandView, view: views.RunView, output: Outpu
         f"undoes {_wording.plain(command.reverts)}" if command.reverts else "",
         command.id,
     ]
-    output.line("  ".join(part for part in parts if part))
+    return "  ".join(part for part in parts if part)

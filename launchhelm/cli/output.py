@@ -30,6 +30,7 @@ _ASCII: Final = {
         "▲": "^",
         "·": "-",
         "∞": "inf",
+        **dict(zip("▁▂▃▄▅▆▇█", "_.-~=+*#", strict=True)),
     }.items()
 }
 """Our own marks where the terminal has only ASCII; names are escaped instead."""

@@ -11,7 +11,17 @@ from typing import Any, Final
 from launchhelm import _wording, views
 from launchhelm.cli import documents, selection
 from launchhelm.cli._exit import Exit
-from launchhelm.cli._sections import print_command, print_controls, print_freeze
+from launchhelm.cli._sections import (
+    NOTHING,
+    PROCESS_HEAD,
+    PROCESS_RIGHT,
+    RANK_TONES,
+    RUN_TONES,
+    print_command,
+    print_controls,
+    print_freeze,
+    process_cells,
+)
 from launchhelm.cli.output import Output
 from launchhelm.views.around import around_of, diverged_of
 from launchhelm.views.plan import values_of
@@ -24,14 +34,6 @@ _ROWS_UNFOLDED: Final = 16
 
 _LAST_COMMANDS: Final = 5
 _OBSERVE_EVERY_S: Final = 1.0
-_HEAD: Final = (
-    *("RANK", "HOST", "LOCAL", "PID", "WORLD", "STATE", "STEP", "PHASE"),
-    *("BEAT", "LAG", "STEP TIME", "WAIT"),
-)
-_RIGHT: Final = ("RANK", "LOCAL", "PID", "WORLD", "STEP", "BEAT", "LAG", "STEP TIME", "WAIT")
-_NOTHING: Final = "-"
-_RANK_TONES: Final = {"silent": "bad", "missing": "bad", "late": "unknown", "behind": "unknown"}
-_RUN_TONES: Final = {"running": "good", "failed": "bad", "unreadable": "bad", "no news": "unknown"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +138,7 @@ def _print_header(view: views.RunView, output: Output) -> None:
     parts = [
         _wording.plain(view.name),
         view.run_id,
-        output.paint(state.text, _RUN_TONES.get(state.word, "")),
+        output.paint(state.text, RUN_TONES.get(state.word, "")),
     ]
     if view.step is not None:
         parts.append(f"step {view.step:,}")
@@ -158,9 +160,9 @@ def _print_processes(view: views.RunView, output: Output, *, fold: bool) -> None
     if fold and len(processes) > _ROWS_UNFOLDED:
         shown = [each for each in processes if each.state not in ("ok", "ended")]
     if shown:
-        rows = [_process_row(each) for each in shown]
-        tones = [_RANK_TONES.get(each.state, "") for each in shown]
-        output.table(_HEAD, rows, right=_RIGHT, tones=tones)
+        rows = [process_cells(each) for each in shown]
+        tones = [RANK_TONES.get(each.state, "") for each in shown]
+        output.table(PROCESS_HEAD, rows, right=PROCESS_RIGHT, tones=tones)
     if len(shown) < len(processes):
         rest = [each for each in processes if each.state in ("ok", "ended")]
         output.line(_folded(rest))
@@ -168,39 +170,8 @@ def _print_processes(view: views.RunView, output: Output, *, fold: bool) -> None
         output.line(output.paint(f"  missing: {_wording.ranks_text(view.missing)}", "bad"))
     if any(each.age.by_host_clock and each.state != "ended" for each in processes):
         output.line("  heartbeat ages by the host's clock; --observe 15 makes them our own")
-    if any(each.state in _RANK_TONES for each in processes):
+    if any(each.state in RANK_TONES for each in processes):
         output.line("  late after 45 s without a heartbeat, silent after 120 s")
-
-
-def _process_row(process: views.ParticipantView) -> list[str]:
-    mark = _wording.RANK_MARKS.get(process.state, "")
-    phase = _wording.plain(process.phase)
-    if phase and process.phase_s is not None:
-        phase = f"{phase} {_wording.duration(process.phase_s)}"
-    state = f"{mark} {process.state}".strip()
-    if process.state == "ended" and process.end not in ("", "finished"):
-        state = f"{state}: {_wording.plain(process.end)}"
-    cells: list[Any] = [
-        process.rank,
-        _wording.plain(process.host),
-        process.local_rank,
-        process.pid,
-        process.world_size,
-        state,
-        None if process.step is None else f"{process.step:,}",
-        phase,
-        None if process.state == "missing" else _wording.duration(process.age.seconds),
-        process.lag,
-        _milliseconds(process.step_time_ms),
-        _milliseconds(process.exchange_wait_ms),
-    ]
-    return [_NOTHING if cell is None or cell == "" else str(cell) for cell in cells]
-
-
-def _milliseconds(value: float | None) -> str | None:
-    if value is None:
-        return None
-    return f"{value:.3g} ms" if value < 1000 else f"{value / 1000:.3g} s"
 
 
 def _folded(processes: Sequence[views.ParticipantView]) -> str:
@@ -277,7 +248,7 @@ def _print_attempts(view: views.RunView, output: Output) -> None:
         cells += [_wording.step_text(each["first_step"]), _wording.step_text(each["last_step"])]
         rows.append(
             [
-                _NOTHING if cell in (None, "") else _wording.plain(str(cell))
+                NOTHING if cell in (None, "") else _wording.plain(str(cell))
                 for cell in [*cells, end, each["joins"]]
             ]
         )
@@ -313,7 +284,7 @@ def _print_metrics(view: views.RunView, pattern: str, output: Output) -> None:
     for name in _matching(view, pattern):
         document = documents.metric_document(name, view)
         value = document["value"]
-        shown = _NOTHING if value is None else _wording.value_text(value)
+        shown = NOTHING if value is None else _wording.value_text(value)
         unit = _wording.plain(document["unit"])
         step = document["step"]
         rows.append([_wording.plain(name), f"{shown} {unit}".strip(), _wording.step_text(step)])

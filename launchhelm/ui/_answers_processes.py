@@ -8,8 +8,8 @@ from launchhelm import _wording, views
 from launchhelm._wording import plain
 from launchhelm.store.cursor import Cursor
 from launchhelm.ui.request import Request
-from launchhelm.views.around import diverged_of, pace_of
-from launchhelm.views.findings import Finding, Scene, findings, spread
+from launchhelm.views.findings import findings, spread
+from launchhelm.views.scene import scene_of
 from launchhelm.views.strip import MEASURES, MISSING, SILENT, UNITS, Beat, strip
 
 if TYPE_CHECKING:
@@ -21,33 +21,6 @@ COLUMNS = (
     *("rank", "host", "local_rank", "pid", "state", "step", "behind", "phase", "phase_s"),
     *("beat_s", "step_ms", "wait_ms", "lost", "end", "reason", "controls"),
 )
-
-
-def scene_of(view: views.RunView) -> Scene:
-    """Gather what the rules look at."""
-    now = view.observer.clock.wall()
-    front = view.observer.observe(("front", view.directory), (view.attempt, view.step))
-    clocks: dict[str, float] = {}
-    for row in view.participants:
-        # Whoever has just written may only be ahead of us by what its clock is.
-        if row.last_at is not None and row.age.seconds < views.BEAT_S:
-            ahead = row.last_at - now
-            clocks[row.host] = max(ahead, clocks.get(row.host, ahead))
-    return Scene(
-        rows=view.participants,
-        missing=view.missing,
-        started_s=max(0.0, now - view.started_at),
-        stuck_s=front.seconds,
-        pace_s=pace_of(view),
-        diverged=diverged_of(view),
-        clocks=clocks,
-        is_over=view.state.is_over,
-    )
-
-
-def findings_of(view: views.RunView) -> list[Finding]:
-    """Return what is wrong with the processes of a run."""
-    return findings(scene_of(view))
 
 
 def processes(view: views.RunView, watched_s: float) -> Json:

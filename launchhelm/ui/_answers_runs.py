@@ -10,12 +10,12 @@ from launchhelm import _wording, views
 from launchhelm._wording import plain
 from launchhelm.errors import ConfigError
 from launchhelm.ui import serve
-from launchhelm.ui._answers_processes import findings_of
 from launchhelm.ui.board import Board
 from launchhelm.ui.glances import shown_metric
 from launchhelm.ui.request import MAX_BODY_BYTES, Problem, Request
 from launchhelm.views import filter as run_filter
 from launchhelm.views.around import around_of, diverged_of, pace_of
+from launchhelm.views.scene import findings_of
 
 Json = dict[str, Any]  # Any: JSON.
 
