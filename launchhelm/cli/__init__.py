@@ -24,6 +24,7 @@ __all__ = ["EXIT_CODES", "VERBS", "Exit", "main", "parser_for"]
 VERBS: Final[Mapping[str, str]] = {
     "ls": "list runs",
     "show": "one run: state, processes, controls, commands",
+    "top": "the same, live in the terminal, until it ends",
     "tail": "follow metrics, events, commands or console lines",
     "control": "change a running training, see what may be changed and what became of it",
     "ui": "the same in a browser: curves, processes, controls",

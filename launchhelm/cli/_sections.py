@@ -88,15 +88,17 @@ def print_command(command: views.CommandView, view: views.RunView, output: Outpu
     output.line(f"  {command_line(command, view, output)}")
 
 
-def command_line(command: views.CommandView, view: views.RunView, output: Output) -> str:
-    """Return one line of the ledger, its outcome painted."""
+def command_line(
+    command: views.CommandView, view: views.RunView, output: Output | None = None
+) -> str:
+    """Return one line of the ledger, its outcome painted where there is an output for it."""
     sentence = outcome_text(command, around_of(view, command=command))
     payload = _wording.payload_text(command.payload)
     who = _wording.plain(command.issued_by or command.owner)
     parts = [
         sentence.mark,
         f"{_wording.plain(command.name)} {payload}".strip(),
-        output.sentence(sentence),
+        str(sentence) if output is None else output.sentence(sentence),
         f"by {who}" if who else "",
         f'"{_wording.plain(command.reason)}"' if command.reason else "",
         f"undoes {_wording.plain(command.reverts)}" if command.reverts else "",

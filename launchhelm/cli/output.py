@@ -30,6 +30,7 @@ _ASCII: Final = {
         "▲": "^",
         "·": "-",
         "∞": "inf",
+        "×": "x",
         **dict(zip("▁▂▃▄▅▆▇█", "_.-~=+*#", strict=True)),
     }.items()
 }
@@ -97,17 +98,24 @@ class Output:
             right: Columns that are aligned to the right.
             tones: One per row, the colour of the whole line; the words say the same.
         """
-        shown = [[self._cell(cell) for cell in row] for row in rows]
-        lines = [list(head), *shown]
+        lines = self.columns(head, rows, right=right)
+        for line, tone in zip(lines, ["dim", *(tones or [""] * len(rows))], strict=True):
+            self.line(self.paint(line, tone))
+
+    def columns(
+        self, head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()
+    ) -> list[str]:
+        """Return the lines of a table, its head first."""
+        lines = [list(head), *([self._cell(cell) for cell in row] for row in rows)]
         widths = [max(width(line[index]) for line in lines) for index in range(len(head))]
-        for number, line in enumerate(lines):
+        made = []
+        for line in lines:
             cells = []
             for name, cell, wide in zip(head, line, widths, strict=True):
                 space = " " * (wide - width(cell))
                 cells.append(space + cell if name in right else cell + space)
-            text = "  ".join(cells).rstrip()
-            tone = "dim" if number == 0 else tones[number - 1] if tones else ""
-            self.line(self.paint(text, tone))
+            made.append("  ".join(cells).rstrip())
+        return made
 
     def _cell(self, text: str) -> str:
         return _wording.cut(text, _NAME_WIDTH) if self.terminal else text
@@ -129,6 +137,15 @@ def width(text: str) -> int:
         0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "WF" else 1
         for each in text
     )
+
+
+def fitted(text: str, columns: int) -> str:
+    """Cut a line at the end of the terminal."""
+    if width(text) <= columns:
+        return text
+    while text and width(text) >= columns:
+        text = text[:-1]
+    return text + "…"
 
 
 def quiet_after_closed_pipe() -> None:

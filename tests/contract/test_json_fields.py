@@ -109,6 +109,11 @@ def test_a_shown_run_and_its_parts_have_the_documented_fields(
     assert set(shown["losses"]) == fields("Losses")
 
 
+def test_a_look_has_the_documented_fields(run: MadeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    common = set(rows(section("A run (`show`)", "###").partition("| `config` |")[0], "field"))
+    assert set(printed(capsys, "top")) == common | fields("A look (`top`)")
+
+
 def test_a_diagnosis_has_the_documented_fields(
     run: MadeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,211 @@
+"""`launchhelm top`: what one look says, and a real terminal that is drawn on and put back."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import math
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launchhelm.cli._frame import frame
+from launchhelm.cli.output import Output, width
+from launchhelm.records import Command, Outcome
+from launchhelm.views import open_run
+from launchhelm.views.curves import Curves
+from tests.support.cli_runs import MadeRun
+from tests.support.reading import RunBuilder
+from tests.unit.cli.conftest import Cli
+
+ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
+
+
+def look(run: Path, **more: int) -> list[str]:
+    out = Output(io.StringIO(), io.StringIO())
+    return frame(open_run(run), Curves(run), out, **more)
+
+
+def test_a_look_has_state_metrics_commands_and_processes(root: Path, cli: Cli) -> None:
+    run = MadeRun(root, "ddp-run", ranks=2).train(400)
+    applied = Outcome("c1", "applied", applied_at={"step": 412}, applied_on=2, of=2)
+    run.conclude(Command("c1", "lr", {"scale": 0.5}, issued_by="alice"), applied)
+    ran = cli("top", "ddp-run")
+    assert ran.code == 0 and "\x1b" not in ran.out
+    lines = ran.out.splitlines()
+    assert lines[0].split()[:1] == ["ddp-run"] and "step 400" in lines[0]
+    assert any(line.startswith("train/loss") for line in lines)
+    assert any("Applied at step 412 on all 2 processes" in line for line in lines)
+    assert sum(line.split()[:2] in (["0", "gpu-000"], ["1", "gpu-000"]) for line in lines) == 2
+
+
+def test_json_is_one_document_a_look(root: Path, cli: Cli) -> None:
+    MadeRun(root, "run", ranks=2).train(10)
+    ran = cli("top", "--json", "--count", "2", "--interval", "0.2")
+    assert [len(each["processes"]) for each in ran.lines] == [2, 2]
+    assert ran.lines[0]["findings"] == [] and ran.lines[0]["metrics"]
+
+
+def test_a_silly_interval_or_count_is_refused_with_what_to_give(root: Path, cli: Cli) -> None:
+    MadeRun(root, "run")
+    for words in (("--interval", "0"), ("--interval", "nan"), ("--count", "0")):
+        ran = cli("top", *words)
+        assert ran.code == 2 and "or more" in ran.err
+
+
+def test_the_worst_process_comes_first_and_what_is_wrong_on_top(root: Path) -> None:
+    run = MadeRun(root, "wide", ranks=40)
+    for journal in run.journals:
+        journal.beat(400 if journal.writer.rank == 7 else 900, step_time_ms=1000.0)
+    lines = look(run.path, columns=120, lines=12)
+    table = next(index for index, line in enumerate(lines) if line.startswith("RANK"))
+    assert lines[table + 1].split()[0] == "7"
+    assert "of 40" in lines[-1] and len(lines) <= 12
+    assert look(run.path, columns=120, lines=12, first=39)[-1].endswith("to 40 of 40")
+
+
+@pytest.mark.parametrize("columns", [30, 40, 80, 200])
+def test_no_line_is_wider_than_the_terminal(root: Path, columns: int) -> None:
+    run = MadeRun(root, "a run with quite a long name, 中文 too", ranks=12).train(400)
+    applied = Outcome("c1", "applied", applied_at={"step": 412}, applied_on=2, of=2)
+    run.conclude(Command("c1", "lr", {"scale": 0.5}, reason="long " * 20), applied)
+    for lines in (8, 24):
+        made = look(run.path, columns=columns, lines=lines)
+        assert len(made) <= lines
+        assert max(map(width, made)) <= columns
+
+
+def test_a_spark_rises_and_says_where_nothing_but_nan_is(root: Path) -> None:
+    made = RunBuilder(root)
+    writer = made.writer(0)
+    for step in range(80):
+        writer.metrics(step, **{"train/loss": math.nan if step >= 60 else float(step)})
+    writer.flush()
+    (path,) = root.iterdir()
+    line = next(each for each in look(path, columns=100) if each.startswith("train/loss"))
+    drawn = line.split("  ")[-1].strip()
+    assert drawn[0] == "▁" and "█" in drawn and drawn[-1] == "×"
+    ranks = ["▁▂▃▄▅▆▇█×".index(mark) for mark in drawn]
+    assert ranks == sorted(ranks)
+
+
+class Terminal:
+    """A pseudo-terminal with `launchhelm top` in it."""
+
+    def __init__(self, root: Path, columns: int = 100, *words: str, locale: str = "C.UTF-8"):
+        self._ours, theirs = pty.openpty()
+        self.resize(columns)
+        environment = {**os.environ, "LC_ALL": locale, "PYTHONUTF8": "0", "TERM": "xterm"}
+        if locale == "C":
+            environment |= {"PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+        for name in ("COLUMNS", "LINES"):
+            environment.pop(name, None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "launchhelm", "top", "--root", str(root), *words],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self.seen = ""
+
+    def resize(self, columns: int) -> None:
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+    def type(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def until(self, condition: Callable[[str], bool], timeout_s: float = 30.0) -> str:
+        """Read until what was drawn satisfies a condition."""
+        deadline = time.monotonic() + timeout_s
+        while not condition(self.seen):
+            assert time.monotonic() < deadline, self.seen[-2000:]
+            ready, _, _ = select.select([self._ours], [], [], 0.2)
+            if ready:
+                try:
+                    self.seen += os.read(self._ours, 65536).decode(errors="replace")
+                except OSError:  # The other side has closed it.
+                    assert condition(self.seen), self.seen[-2000:]
+        return self.seen
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
+@pytest.fixture
+def terminal(root: Path) -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def start(*more: object, **options: str) -> Terminal:
+        opened.append(Terminal(root, *more, **options))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        each.close()
+
+
+def test_it_draws_scrolls_pauses_and_leaves_by_q(
+    root: Path, terminal: Callable[..., Terminal]
+) -> None:
+    MadeRun(root, "wide", ranks=40).train(400)
+    top = terminal(100, "--interval", "0.3")
+    top.until(lambda seen: ENTER in seen and "rows 1 to" in seen)
+    top.type("j")
+    top.until(lambda seen: "rows 2 to" in seen)
+    top.seen = ""
+    top.type("\x1b[A \x1b[B\x1b[B")
+    top.until(lambda seen: "rows 1 to" in seen and "rows 3 to" in seen and "paused" in seen)
+    top.seen = ""
+    top.resize(60)
+    top.process.send_signal(signal.SIGWINCH)
+    top.until(lambda seen: "STATE" in seen and "HOST" not in seen)
+    top.type("q")
+    top.until(lambda seen: LEAVE in seen)
+    assert top.process.wait(30) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_puts_the_terminal_back(
+    root: Path, terminal: Callable[..., Terminal], number: signal.Signals
+) -> None:
+    MadeRun(root, "run").train(400)
+    top = terminal()
+    top.until(lambda seen: "q quit" in seen)
+    top.process.send_signal(number)
+    seen = top.until(lambda seen: LEAVE in seen)
+    assert seen.rindex(LEAVE) > seen.rindex("q quit")
+    assert top.process.wait(30) == 128 + number
+
+
+def test_the_end_of_the_run_ends_it_with_a_last_look(
+    root: Path, terminal: Callable[..., Terminal]
+) -> None:
+    run = MadeRun(root, "run").train(400)
+    top = terminal(100, "--interval", "0.3")
+    top.until(lambda seen: "q quit" in seen)
+    run.end()
+    top.until(lambda seen: LEAVE in seen and "finished" in seen.partition(LEAVE)[2])
+    assert top.process.wait(30) == 0
+
+
+def test_an_ascii_terminal_gets_ascii(root: Path, terminal: Callable[..., Terminal]) -> None:
+    MadeRun(root, "run", ranks=2).train(400)
+    top = terminal(40, locale="C")
+    seen = top.until(lambda seen: "q quit" in seen and "train/loss" in seen)
+    assert seen.isascii()
