@@ -35,6 +35,7 @@ VERBS: Final[Mapping[str, str]] = {
     "clean": "remove old runs of which nothing would be lost",
     "doctor": "what is wrong with a directory, its file system, runs or environment",
     "serve": "a small server of your own, its keys and its backup",
+    "completion": "a script for bash, zsh or fish, which completes all this",
 }
 """Name and one line of help; the module of the same name is imported when it is called."""
 
@@ -114,7 +115,7 @@ def parser_for(verb: str) -> argparse.ArgumentParser:
 
 
 def _top_parser() -> argparse.ArgumentParser:
-    verbs = "\n".join(f"  {name:<9}{text}" for name, text in VERBS.items())
+    verbs = "\n".join(f"  {name:<11}{text}" for name, text in VERBS.items())
     parser = argparse.ArgumentParser(
         prog=_PROGRAM,
         usage=f"{_PROGRAM} [--root DIR] VERB [RUN] [options]",
