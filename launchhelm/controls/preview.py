@@ -13,6 +13,7 @@ from typing import Any, Final
 from launchhelm import _wording
 from launchhelm.controls import schema
 from launchhelm.controls.fields import Capability, fields_of, root_of
+from launchhelm.controls.float32 import in_float32
 from launchhelm.records import Command
 
 _SAID_RANKS: Final = 4
@@ -62,10 +63,22 @@ def _problem_with_lr(capability: Capability, payload: Mapping[str, Any], values:
         if not number > 0:
             return f"lr takes a number above 0 for {given[0]}, got {number}"
     if given[0] in _EACH:
-        return _problem_with_each("lr", given[0], payload, values)
+        each = _problem_with_each("lr", given[0], payload, values)
+        return each or _problem_with_size(payload, values)
     if payload.get("keep_ratios") and "group" in payload:
         return "lr: keep_ratios is about all groups; leave out group"
-    return _problem_with_group("lr", payload, values)
+    return _problem_with_group("lr", payload, values) or _problem_with_size(payload, values)
+
+
+def _problem_with_size(payload: Mapping[str, Any], values: Any) -> str:
+    old = values.get("lr") if isinstance(values, Mapping) else None
+    known = isinstance(old, list | tuple) and all(map(is_number, old))
+    change = change_of("lr", payload, values) if known else None
+    given = [payload[field] for field in ("scale", "lr") if field in payload]
+    for number in given if change is None else [*given, *change.new]:
+        if number and not in_float32(number):
+            return f"lr: {number!r} is a number that float32 cannot hold"
+    return ""
 
 
 def _problem_with_decay(capability: Capability, payload: Mapping[str, Any], values: Any) -> str:

@@ -32,6 +32,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
+from launchhelm.controls.float32 import in_float32
 from launchhelm.torch._groups import Groups, before_load, copied, is_proven, proof, write
 from launchhelm.torch._scheduler_hook import hook
 
@@ -41,7 +42,6 @@ _FROM_CURRENT = (
 )
 """Schedules that multiply the rate they find, and can also say it in closed form."""
 
-_FLOAT32 = torch.finfo(torch.float32)
 
 _NOTHING = 1e-12
 """A schedule that ends at 0 may miss it by rounding: this part of its base is 0 as well."""
@@ -466,12 +466,8 @@ def unsound(change: Change) -> str:
 
     An optimizer would raise for one that is too large, and take one that is too small for 0.
     """
-    if change.rate != 0.0 and not _fits(change.rate):
+    if change.rate != 0.0 and not in_float32(change.rate):
         return f"the rate {change.rate!r}"
-    if not _fits(change.multiplier):
+    if not in_float32(change.multiplier):
         return f"the multiplier {change.multiplier!r}"
     return ""
-
-
-def _fits(number: float) -> bool:
-    return _FLOAT32.smallest_normal * _FLOAT32.eps <= number <= _FLOAT32.max

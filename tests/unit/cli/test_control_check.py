@@ -104,6 +104,9 @@ def test_a_field_given_twice_is_refused() -> None:
         ({"lr": -1}, "at least 0"),
         ({"lr": 1e-4, "group": 2}, "groups 0 to 1"),
         ({"lr": 1e-4, "group": 0.0}, "integer"),
+        ({"lr": 1e-60}, "float32 cannot hold"),
+        ({"scale": 1e-42}, "float32 cannot hold"),
+        ({"scale": 1e-38}, ""),
     ],
 )
 def test_lr_is_judged_by_schema_and_local_rule(payload: dict[str, Any], problem: str) -> None:
