@@ -109,6 +109,7 @@ class Around:
         world_size: Processes of the training group.
         handler: A handler that runs now, for example `checkpoint`, and for how long.
         quiet: Ranks without a heartbeat for long, in order; the others wait for them.
+        paused: All ranks wait for `resume`; commands without a step act meanwhile.
         control_off: Why controlling is off, when it is.
         run_over: Why nobody will answer, for example "the run finished".
         run_closed: No attempt can come after that.
@@ -127,6 +128,7 @@ class Around:
     handler: str = ""
     handler_s: float | None = None
     quiet: Sequence[Quiet] = field(default_factory=tuple)
+    paused: bool = False
     control_off: str = ""
     run_over: str = ""
     run_closed: bool = False
@@ -249,6 +251,9 @@ def _waiting(command: CommandLike, around: Around, *, picked_up: bool) -> Senten
             then += " (`runtime_restart`)"
         return Sentence("Waiting", f": {around.run_over}; {then}", mark="◆")
     first_step = command.first_step
+    if around.paused and first_step is not None and (around.step or 0) < first_step:
+        rest = ": the run is paused, and goes on with `resume`"
+        return Sentence(f"Scheduled for step {first_step:,}", rest, mark="◆")
     # What is scheduled stays in the inbox until its step is near.
     is_ahead = first_step is not None and (around.step is None or around.step < first_step)
     is_overdue = _is_overdue(around) and not is_ahead

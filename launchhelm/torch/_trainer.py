@@ -21,7 +21,7 @@ from launchhelm import _endings
 from launchhelm._commands import Validate
 from launchhelm.commands import Handler
 from launchhelm.models import Capability, Document
-from launchhelm.records import Command
+from launchhelm.records import STOP_COMMAND, Command
 from launchhelm.run import Run
 from launchhelm.torch._beats import Beats
 from launchhelm.torch._built_in import DEFAULT_CONTROLS, BuiltIn, require_watchable
@@ -688,13 +688,14 @@ class Trainer:
         heard = self._signals.heard if self._signals is not None else ""
         if heard or self._flow.now.saves:
             # Its launcher may start it again: the run stays open for that attempt.
-            self._reason = heard or "a stop command after a checkpoint"
+            self._reason = heard or f"{STOP_COMMAND} after a checkpoint"
             self.run.finish(
                 close_run=False, timeout=timeout, state="terminated", reason=self._reason
             )
         else:
-            self._reason = "finished"
-            self.run.finish(close_run=close_run, timeout=timeout)
+            told = STOP_COMMAND if self.stop_requested else ""
+            self._reason = told or "finished"
+            self.run.finish(close_run=close_run, timeout=timeout, reason=told)
         self._let_signals_go()
 
     def _let_signals_go(self) -> None:

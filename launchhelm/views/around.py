@@ -62,6 +62,7 @@ def around_of(
             for each in view.participants
             if each.state in ("late", "silent")
         ],
+        paused=is_paused,
         cancelled_by=cancelled_by,
         reverted_by=_reverted_by(command),
         control_off=str(view.controls.get("why") or "no reason reported") if off else "",

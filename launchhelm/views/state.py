@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from launchhelm import _wording
+from launchhelm.records import STOP_COMMAND
 from launchhelm.views.liveness import SILENT_S, Age
 from launchhelm.views.participants import ParticipantView
 
@@ -144,8 +145,12 @@ def _over(rows: Sequence[ParticipantView], created_at: float) -> RunState | None
         return None
     last = (coordinators or ended)[-1]
     if last.end == _NORMAL:
+        lost = _lost_on_the_way(rows)
+        if last.reason == STOP_COMMAND and not lost:
+            text = _wording.stopped_text(last.reason, last.step)
+            return RunState("stopped", text, is_closed=last.closes_run)
         took_s = max(0.0, last.ended_at - created_at) if last.ended_at is not None else None
-        text = _wording.finished_text(took_s, _lost_on_the_way(rows))
+        text = _wording.finished_text(took_s, lost)
         return RunState("finished", text, is_closed=last.closes_run)
     return RunState("stopped", _wording.stopped_text(_reason(last), last.step))
 

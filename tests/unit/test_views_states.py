@@ -357,6 +357,16 @@ def test_a_run_that_finished_says_after_what_time(tmp_path: Path, clock: FakeClo
     assert state.is_over
 
 
+def test_a_run_that_was_told_to_end_says_so(tmp_path: Path, clock: FakeClock) -> None:
+    run = RunBuilder(tmp_path, world_size=2)
+    for writer in started(run, 2):
+        writer.close("finished", "a stop command", step=100)
+        writer.flush()
+    state = look(run, clock).state
+    assert (state.word, state.text) == ("stopped", "stopped by a stop command at step 100")
+    assert state.is_over
+
+
 def test_an_error_on_any_rank_fails_the_run_and_the_rank_is_named(
     tmp_path: Path, clock: FakeClock
 ) -> None:

@@ -133,6 +133,11 @@ def test_each_evidence_has_its_sentence(sentence: str, expected: str) -> None:
             "Scheduled for step 14,000: about 23 min at the present pace",
         ),
         (
+            Around(step=13000, paused=True),
+            14000,
+            "Scheduled for step 14,000: the run is paused, and goes on with `resume`",
+        ),
+        (
             Around(handler="checkpoint", handler_s=41),
             None,
             "Waiting behind `checkpoint`, running for 41 s",

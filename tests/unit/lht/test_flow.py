@@ -13,6 +13,7 @@ import torch
 from torch.optim import SGD
 
 import launchhelm.torch as lht
+from launchhelm import views
 from launchhelm.records import Command
 from launchhelm.store import inbox
 from launchhelm.torch._flow import FlowControl, FlowHolder, Ping
@@ -55,6 +56,10 @@ def test_a_stop_is_seen_by_the_loop_from_the_step_where_it_landed(trainer: lht.T
     assert outcome.changes == {"stop_requested": {"old": False, "new": True}}
     assert (before, trainer.stop_requested) == (False, True)
     trainer.step()  # A loop may go on as long as it likes.
+    trainer.finish()
+    state = views.open_run(trainer.run.directory).state
+    assert (state.word, state.is_closed) == ("stopped", True)
+    assert state.text.startswith("stopped by a stop command at step")
 
 
 def test_a_stop_may_be_an_exception(trainer: lht.Trainer) -> None:
