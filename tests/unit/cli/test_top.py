@@ -117,6 +117,8 @@ class Terminal:
             stderr=theirs,
             env=environment,
             start_new_session=True,
+            # In the background a shell has Ctrl-C ignored, and whoever it starts inherits that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(theirs)
         self.seen = ""
