@@ -211,7 +211,6 @@ def test_everything_is_reached_by_keys(found: Found, browser: Browser) -> None:
         expect(page.locator("h1")).to_have_text("Compare 2 runs")
         press("g")
         press("r")
-        expect(page.locator("[data-search]")).to_be_visible()
         press("/")
         expect(page.locator("[data-search]")).to_be_focused()
         page.keyboard.type("llm")

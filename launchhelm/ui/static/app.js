@@ -86,6 +86,8 @@ function open(route) {
   update({ route });
   page.open(route, same);
   news.watch(page.watched?.(route) ?? []);
+  // At once: the next key is meant for this page, not for what was there before.
+  if (!same) draw();
   if (!same && !isFirst) focusHeading();
 }
 
