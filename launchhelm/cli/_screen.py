@@ -50,7 +50,7 @@ class Screen:
     def __exit__(
         self, kind: type[BaseException] | None, value: object, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(OSError):  # The terminal may be gone.
+        with contextlib.suppress(OSError, termios.error):  # The terminal may be gone.
             self._leave()
         for number, handler in self._before.items():
             signal.signal(number, handler)

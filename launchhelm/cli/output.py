@@ -140,12 +140,12 @@ def width(text: str) -> int:
 
 
 def fitted(text: str, columns: int) -> str:
-    """Cut a line at the end of the terminal."""
+    """Cut a line at the end of the terminal; with three dots, which are as wide in ASCII."""
     if width(text) <= columns:
         return text
-    while text and width(text) >= columns:
+    while text and width(text) > columns - 3:
         text = text[:-1]
-    return text + "…"
+    return text + "..."
 
 
 def quiet_after_closed_pipe() -> None:

@@ -7,6 +7,7 @@ import io
 import math
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -211,3 +212,5 @@ def test_an_ascii_terminal_gets_ascii(root: Path, terminal: Callable[..., Termin
     top = terminal(40, locale="C")
     seen = top.until(lambda seen: "q quit" in seen and "train/loss" in seen)
     assert seen.isascii()
+    plain = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", seen)
+    assert max(map(len, plain.splitlines())) <= 40
