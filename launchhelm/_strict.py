@@ -1,4 +1,4 @@
-"""Strict JSON for everybody who prints or serves it: no bare NaN, no odd objects."""
+"""Strict JSON for everybody who prints, serves or is sent it: no bare NaN, no odd objects."""
 
 from __future__ import annotations
 
@@ -15,6 +15,32 @@ def dump(value: Any) -> str:
         return json.dumps(value, allow_nan=False, separators=(", ", ": "))
     except (TypeError, ValueError):
         return json.dumps(_strict(value), allow_nan=False, separators=(", ", ": "))
+
+
+def load(text: str) -> Any:
+    """Read JSON of which everything can be written again, and no name stands twice.
+
+    Raises:
+        ValueError: It is not that.
+    """
+    try:
+        value = json.loads(text, parse_constant=_refuse, object_pairs_hook=_object)
+        # What parses and cannot be written must not reach a run: 1e999, lone surrogates.
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    return value
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice")
+    return found
 
 
 def _strict(value: Any) -> Any:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from launchhelm import _wording, views
 from launchhelm.cli import selection
@@ -17,10 +14,20 @@ from launchhelm.cli._control_give import command_of, is_wanted
 from launchhelm.cli._control_send import not_sent, say_written, wait
 from launchhelm.cli._exit import Exit, UsageError
 from launchhelm.cli.output import Output
-from launchhelm.controls import preview
-from launchhelm.records import ORDERS, Command
+from launchhelm.records import Command
 from launchhelm.store import inbox
-from launchhelm.views.plan import refusal_of, values_of
+from launchhelm.views.plan import refusal_of
+from launchhelm.views.replay import (
+    Choice,
+    Entry,
+    NotALedger,
+    Told,
+    UnknownControls,
+    replay_of,
+    step_of,
+    told_by,
+    told_in,
+)
 
 OPTIONS: Final = (
     ("offset", int, ("N", "act so many steps later, or earlier when negative")),
@@ -28,26 +35,6 @@ OPTIONS: Final = (
     ("only", str, ("A,B", "only these controls")),
     ("except", str, ("A,B", "not these controls")),
 )
-
-Json = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """One command of the other ledger, and what becomes of it here.
-
-    Args:
-        source: `<run>/<id>`, or the id alone where a file does not tell the run.
-        step: At which it is to act here, None when that is not known.
-        why: It is left out, "" when it is not.
-    """
-
-    source: str
-    name: str
-    payload: Json
-    reason: str
-    step: int | None
-    why: str
 
 
 def refuse_options(arguments: argparse.Namespace) -> None:
@@ -74,7 +61,7 @@ def replay(run: views.RunView, other: str, arguments: argparse.Namespace, output
     refusal = refusal_of(run)
     if refusal:
         return not_sent(refusal, output)
-    plan = sorted(_plan(run, other, arguments), key=lambda each: each.step or 0)
+    plan = _plan(run, other, arguments)
     _print(plan, output, checked=arguments.check)
     wanted = [each for each in plan if not each.why]
     if not wanted:
@@ -123,91 +110,38 @@ def _follow(
     return wait(run, command, arguments.timeout, output)
 
 
-def _plan(run: views.RunView, other: str, arguments: argparse.Namespace) -> Iterator[_Entry]:
-    only, but = (set(filter(None, (each or "").split(","))) for each in _names(arguments))
+def _plan(run: views.RunView, other: str, arguments: argparse.Namespace) -> list[Entry]:
+    only, but = (
+        frozenset(filter(None, (getattr(arguments, name) or "").split(",")))
+        for name in ("only", "except")
+    )
     scale = 1.0 if arguments.scale_steps is None else arguments.scale_steps
-    ledger = list(_ledger(other, arguments))
-    known = dict.fromkeys(str(said["name"]) for _, said in ledger if said["name"] not in ORDERS)
-    for option, names in (("only", only), ("except", but)):
-        unknown = names - known.keys() - run.capabilities.keys()
-        if unknown:
-            raise UsageError(
-                f"--{option}: there is no command of {_wording.listed(sorted(unknown))} to replay.",
-                remedy=f"There are commands of {_wording.listed(known)}.",
-            )
-    done = {
-        _id_of(each.replays) for each in run.commands if each.is_pending or each.state == "applied"
-    }
-    for source, said in ledger:
-        name = str(said["name"])
-        if name in ORDERS or (only and name not in only) or name in but:
-            continue
-        step = _step_of(said)
-        planned = None if step is None else round(step * scale) + (arguments.offset or 0)
-        payload = dict(said["payload"])
-        why = _objection(run, name, payload, planned, said["state"])
-        if not why and _id_of(source) in done:
-            why = "it was replayed already"
-        yield _Entry(source, name, payload, str(said.get("reason") or ""), planned, why)
+    ledger = _ledger(other, arguments)
+    try:
+        return replay_of(run, ledger, Choice(arguments.offset or 0, scale, only, but))
+    except UnknownControls as error:
+        raise UsageError(f"--{error.option}: {error}.", remedy=error.known) from None
 
 
-def _names(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
-    return arguments.only, getattr(arguments, "except")
-
-
-def _objection(run: views.RunView, name: str, payload: Json, step: int | None, state: str) -> str:
-    """Say why a command is left out, "" when it is not."""
-    if state != "applied":
-        return f"it was {state}" if state != "outcome_unknown" else "its outcome is unknown"
-    if step is None:
-        return "it was applied at no step"
-    capability = run.capabilities.get(name)
-    if capability is None:
-        return "this run has no such control"
-    if run.step is not None and step <= run.step:
-        return f"this run is at step {run.step:,}"
-    return preview.problem_with(capability, payload, values_of(run))
-
-
-def _ledger(other: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Json]]:
-    """Return the commands of a run, or of a file of `control RUN log --json`, with their source.
+def _ledger(other: str, arguments: argparse.Namespace) -> list[Told]:
+    """Return the commands of a run, or of a file.
 
     Raises:
-        UsageError: The file is none of these.
+        UsageError: The file is no ledger.
     """
     if not os.path.isfile(other):
-        view = selection.select(arguments, other)
-        for command in view.commands:
-            at = command.outcome.applied_at if command.outcome is not None else {}
-            facts = {"name": command.name, "payload": command.payload, "reason": command.reason}
-            yield f"{view.run_id}/{command.id}", {**facts, "state": command.state, "applied_at": at}
-        return
-    for number, line in enumerate(Path(other).read_text("utf-8").splitlines(), 1):
-        try:
-            said = json.loads(line)
-            said = {**said, "payload": dict(said["payload"]), "state": str(said["state"])}
-            yield str(said["id"]), said
-        except (ValueError, TypeError, KeyError):
-            raise UsageError(
-                f"{_wording.plain(other)}: line {number} is no command.",
-                remedy="Make the file with: launchhelm control OTHER log --json",
-            ) from None
-
-
-def _id_of(source: str) -> str:
-    return source.rpartition("/")[2]
-
-
-def _step_of(said: Json) -> int | None:
-    at = said.get("applied_at")
-    step = at.get("step") if isinstance(at, dict) else None
+        return told_by(selection.select(arguments, other))
     try:
-        return None if step is None else int(step)
-    except ValueError:
-        return None
+        # A byte that is no text makes its line no command.
+        return told_in(Path(other).read_text("utf-8", "surrogateescape"))
+    except NotALedger as error:
+        raise UsageError(
+            f"{_wording.plain(other)}: {error}.",
+            remedy="Make the file with: launchhelm control OTHER log --json",
+        ) from None
 
 
-def _print(plan: list[_Entry], output: Output, *, checked: bool) -> None:
+def _print(plan: list[Entry], output: Output, *, checked: bool) -> None:
     if output.json:
         for each in plan if checked else ():
             state = "left_out" if each.why else "checked"
@@ -241,7 +175,7 @@ def _summary(run: views.RunView, commands: list[Command]) -> str:
     for command in commands:
         view = run.command(command.id)
         if view is not None and view.outcome is not None and view.outcome.state == "applied":
-            step = _step_of({"applied_at": view.outcome.applied_at})
+            step = step_of(view.outcome.applied_at)
             late.append((step or 0) - (command.first_step or 0))
     said = f"{len(late)} of {len(commands)} applied, {late.count(0)} at the planned step"
     return said + (f", the others up to {max(late):,} steps later" if any(late) else "")

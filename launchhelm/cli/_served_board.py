@@ -29,6 +29,10 @@ WATCHED_S: Final = 60.0
 
 _NO_STEPS: Final = "A server passes no steps on; leave it empty, or use the run's own dashboard."
 _NO_ORDERS: Final = "A server cannot freeze controls; `launchhelm control` on the run's host can."
+_NO_REPLAY: Final = (
+    "A server passes no steps on, so no ledger is replayed from here; "
+    "`launchhelm control RUN replay OTHER` does it where the run lies."
+)
 
 
 class HeardOf(Observer):
@@ -172,6 +176,10 @@ class ServedBoard(Board):
             raise Problem(error.status, error.code, error.message, kept=NOTHING_SENT) from error
         self._update(kept, UPDATE_S)
         return id_
+
+    def no_replay(self) -> str:
+        """Refuse what is about steps."""
+        return _NO_REPLAY
 
     def ledger_version(self, directory: Path) -> int:
         """Return how many changes of commands the mirror has."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from launchhelm import _wording, views
@@ -16,12 +16,12 @@ from launchhelm.ui.request import Problem
 from launchhelm.views.around import around_of
 from launchhelm.views.guards import Guard, guards, queue
 from launchhelm.views.plan import command_for, plan_of, refusal_of, values_of
+from launchhelm.views.replay import MAX_STEP
 from launchhelm.views.revert import CannotUndo, undoing
 
 Json = dict[str, Any]  # Any: JSON.
 
-MAX_STEP: Final = 1 << 53
-_ID: Final = re.compile(r"[0-9A-Za-z_-]{8,128}", re.ASCII)
+ID: Final = re.compile(r"[0-9A-Za-z_-]{8,128}", re.ASCII)
 _FREEZING: Final = (FREEZE, UNFREEZE)
 
 
@@ -36,6 +36,7 @@ def commands(board: Board, view: views.RunView) -> Json:
     return {
         "commands": [_entry(each, view, reverted, may=may) for each in reversed(every)],
         "frozen": plain(views.frozen(every)),
+        "no_replay": board.no_replay(),
         "cursor": "",
     }
 
@@ -166,7 +167,7 @@ def check(board: Board, view: views.RunView, body: Json) -> Json:
         **answer,
         "text": plan.preview(),
         "when": str(plan.when),
-        "guards": [_guard(each) for each in guards(view, plan)],
+        "guards": [guard_document(each) for each in guards(view, plan)],
         "queue": queue(view, command.name),
     }
 
@@ -177,10 +178,10 @@ def give(board: Board, view: views.RunView, body: Json) -> tuple[int, Json]:
     Raises:
         Problem: 403, 409 or 422; nothing was written.
     """
-    _require_rights(board, view)
+    require_rights(board, view)
     id_ = body.get("id")
-    if not isinstance(id_, str) or _ID.fullmatch(id_) is None:
-        raise _bad({"id": "8 to 128 letters, digits, - and _"})
+    if not isinstance(id_, str) or ID.fullmatch(id_) is None:
+        raise bad({"id": "8 to 128 letters, digits, - and _"})
     command, problems = _read(view, body, id=id_)
     problems |= board.misfits(command)
     known = view.command(board.known_as(id_))
@@ -190,7 +191,7 @@ def give(board: Board, view: views.RunView, body: Json) -> tuple[int, Json]:
             raise Problem(409, "other_body", "That id is another command's.", kept=NOTHING_SENT)
         return 200, {"id": known.id, "written": True}
     if problems:
-        raise _bad(problems)
+        raise bad(problems)
     refusal = _refusal(view, command)
     if refusal:
         raise Problem(409, "refused", refusal, kept=NOTHING_SENT)
@@ -204,7 +205,7 @@ def give(board: Board, view: views.RunView, body: Json) -> tuple[int, Json]:
             remedy="Look again.",
         )
     if command.name not in _FREEZING:
-        _require_confirmed(guards(view, plan_of(view, command)), body.get("confirmed"))
+        require_confirmed(guards(view, plan_of(view, command)), body.get("confirmed"))
     return 201, {"id": board.send(view, command), "written": True}
 
 
@@ -214,7 +215,7 @@ def cancel(board: Board, view: views.RunView, id_: str, body: Json) -> Json:
     Raises:
         Problem: 403, 404 or 409; nothing was written.
     """
-    _require_rights(board, view)
+    require_rights(board, view)
     command = view.command(id_)
     if command is None:
         raise Problem(
@@ -231,7 +232,7 @@ def _read(view: views.RunView, body: Json, **more: Any) -> tuple[Command, dict[s
     """Make a command of a request, and say by field what is wrong with it."""
     name, payload = body.get("name"), body.get("input", {})
     if not isinstance(name, str) or not isinstance(payload, dict):
-        raise _bad({"name": "the name of a control, and input an object"})
+        raise bad({"name": "the name of a control, and input an object"})
     problems: dict[str, str] = {}
     steps: dict[str, int | None] = {}
     for key in ("first_step", "last_step"):
@@ -277,7 +278,7 @@ def _made(name: str, payload: Json, **more: Any) -> Command:
     try:
         return command_for(name, payload, **more)
     except ValueError as error:
-        raise _bad({"input": f"{error}."}) from None
+        raise bad({"input": f"{error}."}) from None
 
 
 def _text(body: Json, name: str) -> str:
@@ -285,7 +286,8 @@ def _text(body: Json, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _bad(problems: dict[str, str]) -> Problem:
+def bad(problems: dict[str, str]) -> Problem:
+    """Make the error that says by field what is wrong."""
     said = "; ".join(f"{name}: {why}" for name, why in problems.items())
     problem = Problem(422, "invalid", said, kept=NOTHING_SENT)
     problem.fields = problems
@@ -305,14 +307,23 @@ def _order_text(name: str) -> str:
     return "No command will act until `unfreeze`." if name == FREEZE else "Commands act again."
 
 
-def _require_rights(board: Board, view: views.RunView) -> None:
+def require_rights(board: Board, view: views.RunView) -> None:
+    """Refuse whoever may not control a run.
+
+    Raises:
+        Problem: 403.
+    """
     may = rights(board, view)
     if not may["can_control"]:
         raise Problem(403, "not_permitted", f"{may['reason']}.", kept=NOTHING_SENT)
 
 
-def _require_confirmed(found: list[Guard], confirmed: object) -> None:
-    """Refuse what was not confirmed: true for all plain guards, or what had to be typed."""
+def require_confirmed(found: Sequence[Guard], confirmed: object) -> None:
+    """Refuse what was not confirmed: true for all plain guards, or what had to be typed.
+
+    Raises:
+        Problem: 409.
+    """
     typed = [each.typed for each in found if each.typed]
     if typed and confirmed not in typed:
         raise Problem(409, "not_confirmed", found[-1].text, kept=NOTHING_SENT, remedy="Confirm it.")
@@ -321,7 +332,8 @@ def _require_confirmed(found: list[Guard], confirmed: object) -> None:
         raise Problem(409, "not_confirmed", f"{said}.", kept=NOTHING_SENT, remedy="Confirm it.")
 
 
-def _guard(guard: Guard) -> Json:
+def guard_document(guard: Guard) -> Json:
+    """Return one reason to confirm as it is answered."""
     return {"rule": guard.rule, "text": guard.text, "typed": guard.typed}
 
 

@@ -8,14 +8,17 @@ from typing import Any, Final
 
 from launchhelm import _wording, views
 from launchhelm._wording import plain
+from launchhelm.ui._answers_series import unexplained
 from launchhelm.ui.board import OpenRun
 from launchhelm.ui.request import Problem, Request
 from launchhelm.views.effect import LEFT_OUT, SIDE, effect
+from launchhelm.views.jumps import is_lr
 
 Json = dict[str, Any]  # Any: JSON.
 
 CLOSING: Final = "A comparison in time, not a proof of cause."
 MAX_NAMES: Final = 8
+MAX_JUMPS: Final = 4
 _USUAL: Final = re.compile(r"loss|grad_norm|step_time", re.ASCII | re.I)
 
 _LOOKS: Final = 5
@@ -23,6 +26,7 @@ _WIDER: Final = 6
 """Where points are rare, a look at fewer steps than hold enough of them is widened so often."""
 
 _MAX_READ: Final = 4000
+_JUMP_PX: Final = 900
 
 
 def effects(run: OpenRun, request: Request) -> Json:
@@ -48,7 +52,7 @@ def effects(run: OpenRun, request: Request) -> Json:
         "command": command.id,
         "step": step,
         "metrics": found,
-        "beside": _beside(view, command.id, seen) if found else [],
+        "beside": [*_beside(view, command.id, seen), *_jumped(run, seen)] if found else [],
         "text": CLOSING,
     }
 
@@ -66,7 +70,7 @@ def _around(
     view: views.RunView, name: str, step: int
 ) -> tuple[list[float], list[float], tuple[int, int]]:
     """Return the values on both sides of a step, and the steps between which they lie."""
-    rank = min((each.rank for each, kinds in view.kinds_by_writer().items() if name in kinds))
+    rank = _first_rank(view, name)
     after = view.history(name, limit=SIDE + LEFT_OUT, step_from=step, rank=rank)
     steps = [point.step for point in after if point.step is not None]
     apart = max(1, (steps[-1] - steps[0]) // max(1, len(steps) - 1)) if steps else 1
@@ -106,6 +110,27 @@ def _beside(view: views.RunView, id_: str, span: tuple[int, int]) -> list[str]:
         if number > 1 and each.first is not None and span[0] <= each.first <= span[1]:
             said.append(f"attempt {number} began at step {each.first:,}")
     return said
+
+
+def _jumped(run: OpenRun, span: tuple[int, int]) -> list[str]:
+    """Say where learning rates jumped between these steps though nothing is known to have acted."""
+    said = []
+    for name in filter(is_lr, run.view.metrics()):
+        rank = _first_rank(run.view, name)
+        curve = run.curves.curve(name, low=span[0], high=span[1], px=_JUMP_PX, rank=rank)
+        if curve is None:
+            continue
+        columns = (curve.thin.x, curve.thin.y)
+        for jump in unexplained(run, name, columns, exact=curve.exact, rank=rank):
+            change = _wording.change_text(jump.old, jump.new)
+            said.append(f"{plain(name)} {change} at step {jump.x:,.0f}, which nothing explains")
+    more = len(said) - MAX_JUMPS
+    return said if more <= 0 else [*said[:MAX_JUMPS], f"{more} more jumps of learning rates"]
+
+
+def _first_rank(view: views.RunView, name: str) -> int:
+    ranks = (each.rank for each, kinds in view.kinds_by_writer().items() if name in kinds)
+    return min(ranks, default=0)
 
 
 def _step(command: views.CommandView) -> int | None:

@@ -10,7 +10,7 @@ from launchhelm._wording import plain
 from launchhelm.ui.board import OpenRun
 from launchhelm.ui.request import Problem, Request
 from launchhelm.views.curves import Axis, Curve, X
-from launchhelm.views.jumps import is_lr, jumps, jumps_of_thinned
+from launchhelm.views.jumps import Columns, Jump, is_lr, jumps, jumps_of_thinned
 from launchhelm.views.thin import PER_BUCKET, Buckets, Thin, smooth
 
 Json = dict[str, Any]  # Any: JSON.
@@ -95,7 +95,17 @@ def series(run: OpenRun, request: Request) -> Json:
             if made is not None:
                 found.append({"name": shown, "rank": rank, "attempt": attempt or "newest", **made})
                 if x == "step" and made["x"] and is_lr(name):
-                    found[-1]["jumps"] = _jumps(run, name, found[-1], attempt)
+                    found[-1]["jumps"] = [
+                        {"x": _place(jump.x, True), "old": jump.old, "new": jump.new}
+                        for jump in unexplained(
+                            run,
+                            name,
+                            (made["x"], made["y"]),
+                            exact=made["exact"],
+                            rank=rank,
+                            attempt=attempt,
+                        )
+                    ]
         if older and request.text("rank") != "all" and x in X:
             found += _older(run, shown, name, x, (low, high), px, ranks[0] if ranks else 0)
     ends = [each["_ends"] for each in found if "_ends" in each]
@@ -196,22 +206,30 @@ def _older(
     return found
 
 
-def _jumps(run: OpenRun, name: str, line: Json, attempt: int | None) -> list[Json]:
-    """Return where a learning rate jumped though no command acted and no attempt began."""
-    rank = line["rank"]
+def unexplained(
+    run: OpenRun,
+    name: str,
+    columns: Columns,
+    *,
+    exact: bool,
+    rank: int,
+    attempt: int | None = None,
+) -> list[Jump]:
+    """Return where a learning rate jumped though no command acted and no attempt began.
+
+    Args:
+        columns: Its points, by steps.
+        exact: These are all points there are.
+    """
+    x, y = columns
 
     def closer(low: float, high: float) -> tuple[list[float], list[float]]:
         curve = run.curves.curve(name, low=low, high=high, px=_MAX_PX, attempt=attempt, rank=rank)
         return (curve.thin.x, curve.thin.y) if curve is not None and curve.exact else ([], [])
 
-    seen = jumps(line["x"], line["y"]) if line["exact"] else None
-    found = jumps_of_thinned(line["x"], line["y"], closer) if seen is None else seen
+    found = jumps(x, y) if exact else jumps_of_thinned(x, y, closer)
     reasons = _acted(run.view) if found else []
-    return [
-        {"x": _place(jump.x, True), "old": jump.old, "new": jump.new}
-        for jump in found
-        if not any(jump.since <= step <= jump.x for step in reasons)
-    ]
+    return [jump for jump in found if not any(jump.since <= step <= jump.x for step in reasons)]
 
 
 def _acted(view: views.RunView) -> list[float]:

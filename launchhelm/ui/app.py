@@ -17,6 +17,7 @@ from launchhelm.ui import (
     _answers_effect,
     _answers_media,
     _answers_processes,
+    _answers_replay,
     _answers_runs,
     _answers_series,
 )
@@ -201,16 +202,22 @@ class App:
             case ("runs", id_, "commands", "check"):
                 with self.board.open(id_) as run:
                     return Answer(_answers_commands.check(self.board, run.view, body))
+            case ("runs", id_, "commands", "replay"):
+                ledger = _answers_replay.ledger(self.board, body)
+                with self.board.open(id_, fresh=True) as run:
+                    if "ids" not in body:
+                        return Answer(_answers_replay.plan(self.board, run.view, ledger, body))
+                    run.looked_at = NEVER
+                    document = _answers_replay.give(self.board, run.view, ledger, body)
+                    return Answer(document, 201)
             case ("runs", id_, "commands"):
                 with self.board.open(id_, fresh=True) as run:
                     status, document = _answers_commands.give(self.board, run.view, body)
-                    run.looked_at = -1e9  # Whoever asks next sees it.
                     run.looked_at = NEVER  # Whoever asks next sees what was just written.
                     return Answer(document, status)
             case ("runs", id_, "commands", command, "cancel"):
                 with self.board.open(id_, fresh=True) as run:
                     document = _answers_commands.cancel(self.board, run.view, command, body)
-                    run.looked_at = -1e9
                     run.looked_at = NEVER
                     return Answer(document, 201)
         raise _nothing_there()

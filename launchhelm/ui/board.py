@@ -181,6 +181,10 @@ class Board:
         """Say by field what of a command cannot be sent from here, whatever the run."""
         return {}
 
+    def no_replay(self) -> str:
+        """Say why the ledger of another run cannot be given to one from here, "" when it can."""
+        return ""
+
     def ledger_version(self, directory: Path) -> int:
         """Return a number that rises with each change of a run's ledger, where that is counted."""
         return 0

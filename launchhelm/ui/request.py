@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl
+
+from launchhelm import _strict
 
 MAX_BODY_BYTES: Final = 64 << 10
 _MAX_FIELDS: Final = 200
@@ -104,10 +105,8 @@ class Request:
             raise too_large()
         data = self._environ["wsgi.input"].read(int(length))
         try:
-            value = json.loads(data.decode(), parse_constant=_refuse, object_pairs_hook=_object)
-            # What parses and cannot be written again must not reach a run: 1e999, lone surrogates.
-            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-        except (ValueError, RecursionError):
+            value = _strict.load(data.decode())
+        except ValueError:
             raise Problem(400, "bad_body", "The body is no strict JSON.") from None
         if not isinstance(value, dict):
             raise Problem(400, "bad_body", "The body is no JSON object.")
@@ -118,14 +117,3 @@ def too_large() -> Problem:
     """Make the error for a body over the limit."""
     said = f"A request has at most {MAX_BODY_BYTES:,} bytes."
     return Problem(413, "too_large", said, kept="Nothing was changed.")
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name stands twice")
-    return found

@@ -240,6 +240,22 @@ def test_what_curves_did_after_a_command_is_said_as_a_comparison(root: Path) -> 
     assert ui.ask("GET", f"/api/1/{base(run)}/effect", query="command=other-one").status == 409
 
 
+def test_a_jump_that_nothing_explains_stands_beside_what_curves_did(root: Path) -> None:
+    run = MadeRun(root)
+    rates = {0: 1e-3, 100: 5e-4, 130: 1e-4, 190: 1e-5}
+    rate = 0.0
+    for step in range(200):
+        rate = rates.get(step, rate)
+        values = {"train/loss": 2.0 + 0.01 * (step % 3), "optim/lr/group0": rate}
+        run.journals[0].add("m", values, step=step)
+    outcome = Outcome("", "applied", applied_at={"step": 100}, applied_on=1, of=1)
+    run.conclude(Command(ID, "lr", {"scale": 0.5}), outcome)
+    # The command's own jump is explained, and the last one is after the points that count.
+    assert Dashboard(root).get(f"{base(run)}/effect", command=ID)["beside"] == [
+        "optim/lr/group0 5e-4 -> 1e-4 at step 130, which nothing explains"
+    ]
+
+
 def test_an_unknown_outcome_heads_the_page_and_is_never_green(run: MadeRun, ui: Dashboard) -> None:
     outcome = Outcome("", "outcome_unknown", applied_on=1, of=2, rolled_back=False)
     run.conclude(Command(ID, "lr", {"scale": 0.5}), outcome)

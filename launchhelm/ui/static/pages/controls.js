@@ -11,6 +11,7 @@ import { load, loaded } from "../lib/load.js";
 import { say, settings, state, update } from "../lib/state.js";
 import { collect, formView } from "../parts/form.js";
 import { askWith, close, closeButton } from "../parts/dialog.js";
+import { askReplay } from "../parts/replay.js";
 import { download, empty, failed, shown } from "../parts/words.js";
 import { inputText } from "./charts.js";
 
@@ -44,11 +45,18 @@ async function refreshLedger() {
 
 // A person who sent something sees it at once, whatever the list knows yet.
 function noteSent(id, name, input) {
-  (state.page.sent ??= []).unshift({
-    id, name, input, mark: "◆", state: "written", text: "Written, waits to be picked up", issued_by: "you",
-    issued_at: Date.now() / 1000, states: [], can_cancel: false, can_revert: false,
-  });
-  say(`Written: ${name}`, true);
+  noteAllSent([{ id, name, input }]);
+}
+
+function noteAllSent(commands) {
+  if (!commands.length) return;
+  for (const one of commands) {
+    (state.page.sent ??= []).unshift({
+      ...one, mark: "◆", state: "written", text: "Written, waits to be picked up", issued_by: "you",
+      issued_at: Date.now() / 1000, states: [], can_cancel: false, can_revert: false,
+    });
+  }
+  say(`Written: ${commands.map((one) => one.name).join(", ")}`, true);
   refreshLedger();
 }
 
@@ -376,6 +384,7 @@ function details(one) {
     ["changes", changesText(one.changes)],
     ["reverts", one.reverts],
     ["reverted by", one.reverted_by],
+    ["replays", one.replays],
   ].filter(([, value]) => value);
   return html`<dl>${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${visible(value)}</dd>`)}
     ${(one.states ?? []).map((step) => html`<dt>${visible(step.state)}</dt><dd title=${fullTime(step.at)}>${time(step.at)} ${visible(step.where)}</dd>`)}</dl>${effectView(one)}`;
@@ -405,11 +414,13 @@ function changesText(changes) {
 }
 
 function ledger(mayControl) {
-  const frozen = loaded("ledger").value?.frozen;
+  const { frozen, no_replay: noReplay } = loaded("ledger").value ?? {};
   return html`<section class="ledger" aria-labelledby="ledger"><div class="line"><h2 id="ledger">Ledger</h2>
     <span class="grow"></span>
     ${mayControl && state.info?.mode !== "server" ? html`<button type="button" class="small" @click=${() => give(frozen ? "unfreeze" : "freeze")}>${frozen ? "unfreeze" : "freeze"}</button>` : nothing}
-    <button type="button" class="small" @click=${save}>export</button></div>
+    <button type="button" class="small" @click=${save}>export</button>
+    ${mayControl && !noReplay ? html`<button type="button" class="small" @click=${() => askReplay({ path, makeId, onSent: noteAllSent })}>replay…</button>` : nothing}</div>
+    ${mayControl && noReplay ? html`<p class="quiet">${visible(noReplay)}</p>` : nothing}
     ${frozen ? html`<p class="banner"><span aria-hidden="true">!</span> Frozen: ${visible(frozen)}</p>` : nothing}
     ${shown(loaded("ledger"), "Reading the ledger …", ({ commands }) => (commands.length || state.page.sent?.length
       ? html`<div class="scroll" tabindex="0" role="region" aria-label="Ledger"><table>
@@ -420,8 +431,10 @@ function ledger(mayControl) {
   </section>`;
 }
 
+// Oldest first and with its run, as a replay wants it.
 function save() {
-  const lines = (loaded("ledger").value?.commands ?? []).map((one) => JSON.stringify(one));
+  const run = state.run?.id ?? state.route.id;
+  const lines = [...(loaded("ledger").value?.commands ?? [])].reverse().map((one) => JSON.stringify({ run, ...one }));
   download("ledger.jsonl", `${lines.join("\n")}\n`, "application/jsonl");
 }
 
