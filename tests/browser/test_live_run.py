@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from launchhelm import views
+from launchhelm.records import Command, Outcome
 from tests.support.browser import DEADLINE_MS, Dashboard, looking
+from tests.support.cli_runs import MadeRun
 from tests.support.journals import final_outcomes, only_run
 from tests.support.ranks import Ranks
 
@@ -136,6 +139,68 @@ def test_a_run_is_watched_changed_from_its_form_and_its_stopped_rank_is_named(
     assert [(one.state, one.applied_on, one.of, one.reason) for one in outcomes] == [
         ("applied", SIZE, SIZE, "the loss is noisy")
     ]
+
+
+def test_the_commands_of_another_run_are_planned_sent_once_and_applied_at_their_steps(
+    job: tuple[Ranks, Path], browser: Browser, shoot: Callable[[Page, str], None]
+) -> None:
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=DEADLINE_MS)
+    _, root = job
+    live = only_run(root)
+    old = MadeRun(root, "earlier")
+    for id_, name, payload, step in (
+        ("halved", "lr", {"scale": 0.5}, 100),
+        ("gone", "set_gone", {"value": 1}, 200),
+    ):
+        outcome = Outcome(id_, "applied", applied_at={"step": step}, applied_on=1, of=1)
+        old.conclude(Command(id_, name, payload, reason="as before"), outcome)
+    with (
+        Dashboard(root) as dashboard,
+        looking(browser, base=dashboard.base, allowed=("422",)) as page,
+    ):
+        _name_no_machine(page, root)
+        page.goto(dashboard.url(f"/run/{live.name}/controls"))
+        page.get_by_role("button", name="replay…").click()
+        dialog = page.get_by_role("dialog")
+        send = dialog.get_by_role("button", name="Send")
+        expect(send).to_be_disabled()
+
+        # A ledger that is none is said; one of lines is planned like a run.
+        dialog.get_by_role("radio", name="an exported ledger").check()
+        dialog.get_by_role("textbox", name="or its lines").fill("no ledger")
+        expect(dialog.get_by_role("alert")).to_contain_text("line 1 is no command")
+        line = {"id": "c", "name": "lr", "state": "applied", "applied_step": 1}
+        text = json.dumps({**line, "input": {"scale": 0.5}})
+        dialog.get_by_role("textbox", name="or its lines").fill(text)
+        expect(dialog.locator("tr[data-replays=c]")).to_contain_text("left out: this run is at")
+
+        dialog.get_by_role("radio", name="a run of this dashboard").check()
+        dialog.get_by_role("textbox", name="find").fill("earlier")
+        dialog.get_by_role("combobox", name="run").select_option(old.run_id)
+        planned = (views.open_run(live).step or 0) + 600
+        dialog.get_by_role("textbox", name="offset").fill(str(planned - 100))
+        expect(dialog).to_contain_text("1 command to send, 1 left out")
+        row = dialog.locator(f"tr[data-replays='{old.run_id}/halved']")
+        expect(row).to_contain_text(f"{planned:,}")
+        gone = dialog.locator(f"tr[data-replays='{old.run_id}/gone']")
+        expect(gone).to_contain_text("left out: this run has no such control")
+        _both(page, shoot, "controls-replay")
+        assert not [one for one in views.open_run(live).commands if one.replays]
+
+        send.click()
+        expect(dialog).not_to_be_visible()
+        sent = page.locator("tr[data-command]").first
+        expect(sent).to_contain_text(f"Applied at step {planned:,} on all {SIZE} processes")
+        sent.get_by_role("button", name="details").click()
+        expect(page.locator("tr.details")).to_contain_text(f"{old.run_id}/halved")
+
+        page.get_by_role("button", name="replay…").click()
+        dialog.get_by_role("combobox", name="run").select_option(old.run_id)
+        dialog.get_by_role("textbox", name="offset").fill("100000")
+        expect(row).to_contain_text("it was replayed already")
+        expect(send).to_be_disabled()
 
 
 def _name_no_machine(page: Page, root: Path) -> None:

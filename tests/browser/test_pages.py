@@ -393,6 +393,13 @@ def test_forms_and_dialogs_are_as_reachable_as_pages(
         expect(page.get_by_role("button", name="Send")).to_be_enabled()
         assert page.locator("tr[data-command]").count() == 3
 
+        page.get_by_role("button", name="replay…").click()
+        dialog.get_by_role("combobox", name="run").select_option(found.recorded)
+        expect(dialog).to_contain_text("There is no command to replay.")
+        bad += faults(page)
+        page.keyboard.press("Escape")
+        expect(dialog).not_to_be_visible()
+
         page.locator("h1").focus()
         page.keyboard.press("?")
         expect(dialog).to_be_visible()

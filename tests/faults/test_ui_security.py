@@ -228,8 +228,19 @@ def test_a_form_of_ten_megabytes_is_refused_and_costs_no_memory(
             b"HTTP/1.1 200"
         )
     body = b'{"name": "' + b"x" * MAX_BODY_BYTES + b'"}'
-    answer = Dashboard(run.path.parent).ask("POST", f"/api/1/runs/{run.run_id}/commands", body)
-    assert answer.status == 413 and commands_in(run.path) == []
+    for address in ("commands", "commands/check", "commands/replay"):
+        path = f"/api/1/runs/{run.run_id}/{address}"
+        assert Dashboard(run.path.parent).ask("POST", path, body).status == 413, address
+    assert commands_in(run.path) == []
+
+
+def test_a_replay_is_asked_for_like_any_command(run: MadeRun, ui: Dashboard) -> None:
+    path, body = f"/api/1/runs/{run.run_id}/commands/replay", b'{"ledger": ""}'
+    assert ui.ask("POST", path, body).status == 200
+    assert ui.ask("POST", path, body, Authorization=None).status == 401
+    assert ui.ask("POST", path, body, Origin="https://elsewhere.example").status == 403
+    assert ui.ask("POST", path, body, Content_Type="text/plain").status == 415
+    assert ui.ask("GET", path).status == 404
 
 
 def test_a_socket_is_private_from_the_first_instant(

@@ -162,6 +162,9 @@ def test_a_command_from_the_page_is_applied_and_stands_in_both_ledgers(
         assert not scheduled["valid"] and "first_step" in scheduled["fields"]
         frozen = page.ask(f"/api/1/{run}/commands/check", {"name": "run:freeze", "input": {}})
         assert not frozen.json()["valid"]
+        assert "passes no steps on" in page.get(f"{run}/commands")["no_replay"]
+        replayed = page.ask(f"/api/1/{run}/commands/replay", {"run": job.directory.name})
+        assert (replayed.status_code, replayed.json()["error"]["code"]) == (409, "no_replay")
 
         sent = {**body, "id": "page-command-1", "reason": "it is too low", "confirmed": True}
         first, again = (page.ask(f"/api/1/{run}/commands", sent) for _ in range(2))
