@@ -373,8 +373,8 @@ def test_what_a_command_returned_is_told_beside_what_it_changed():
     """A result of a script's command is shown in short, and dropout names its modules."""
     applied = Outcome("c", "applied", applied_on=1, of=1)
     custom = applied.but(result={"saved": 3, "where": "a"})
-    assert _wording._result_text(custom) == "result saved=3 where=a"
+    assert _wording.commands._result_text(custom) == "result saved=3 where=a"
     result = {"modules": 5, "p": 0.2, "names": ["a", "b", "c", "d", "e"]}
     dropout = applied.but(changes={"dropout": {"old": 0.1, "new": 0.2}}, result=result)
-    assert _wording._result_text(dropout) == "in 5 modules (a, b, c and 2 more)"
-    assert _wording._result_text(applied) == ""
+    assert _wording.commands._result_text(dropout) == "in 5 modules (a, b, c and 2 more)"
+    assert _wording.commands._result_text(applied) == ""
