@@ -319,7 +319,7 @@ def _outcome(record: Record, body: Mapping[str, Any]) -> list[Sample | Refused]:
 
 def _effect(record: Record, body: Mapping[str, Any]) -> list[Sample | Refused]:
     values = body.get("values")
-    shown = _wording.payload_text(values) if isinstance(values, Mapping) else ""
+    shown = _wording.named_text(values) if isinstance(values, Mapping) else ""
     return _words(record, CONTROLS, f"In effect after the next step: {shown}", body)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import unicodedata
@@ -12,6 +13,7 @@ _REASON_WIDTH: Final = 80
 _SOURCE: Final = re.compile(r"\[/\S+:\d+\] ")
 _UNITS: Final = ("bytes", "kB", "MB", "GB", "TB")
 _SHOWN_GROUPS: Final = 4
+_SHOWN_DEPTH: Final = 32
 
 # Numbers and time ---------------------------------------------------------------------------
 
@@ -63,7 +65,7 @@ def changes_text(changes: Mapping[str, Any]) -> str:
 
 
 def change_text(old: Any, new: Any) -> str:
-    """Say `old -> new`; lists hold one value per parameter group."""
+    """Say `old -> new`, or that it is unchanged; lists hold one value per parameter group."""
     if not isinstance(old, list | tuple) or not isinstance(new, list | tuple):
         return arrow(old, new)
     pairs = list(zip(old, new, strict=False))
@@ -75,20 +77,71 @@ def change_text(old: Any, new: Any) -> str:
     said = [
         f"group{index} {arrow(*pair)}" for index, pair in enumerate(pairs) if pair[0] != pair[1]
     ]
+    if not said:
+        return "unchanged in all groups"
     return ", ".join(said[:_SHOWN_GROUPS]) + and_more(len(said) - _SHOWN_GROUPS, " groups")
 
 
 def arrow(old: Any, new: Any) -> str:
     """Say `old -> new`, with all digits where four would hide the difference."""
-    before, after = value_text(old), value_text(new)
-    if before == after and old != new:
-        before, after = repr(old), repr(new)
-    return f"{before} -> {after}"
+    if old == new:
+        return f"unchanged at {value_text(new)}"
+    return " -> ".join(distinct(old, new))
+
+
+def distinct(old: Any, new: Any) -> tuple[str, str]:
+    """Say two values that differ so that the difference is seen."""
+    before, after = values_text(old), values_text(new)
+    return (before, after) if before != after else (json_text(old), json_text(new))
 
 
 def payload_text(payload: Mapping[str, Any]) -> str:
     """Say the input of a command as it is typed: `scale=0.5 group=1`."""
-    return " ".join(f"{plain(str(key))}={values_text(value)}" for key, value in payload.items())
+    return " ".join(f"{plain(str(key))}={typed_text(value)}" for key, value in payload.items())
+
+
+def named_text(values: Mapping[str, Any]) -> str:
+    """Say values by name, in short: `saved=3 where=a`."""
+    return " ".join(f"{plain(str(key))}={values_text(value)}" for key, value in values.items())
+
+
+def typed_text(value: Any) -> str:
+    """Write one value as it is typed, with all its digits: text as it is, what nests as JSON."""
+    return plain(value) if isinstance(value, str) else json_text(value)
+
+
+def json_text(value: Any, *, depth: int = 0) -> str:
+    """Write a value as JSON, except for numbers that JSON has not: `NaN`, `+∞`."""
+    if isinstance(value, str):
+        return plain(json.dumps(value, ensure_ascii=False))
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float):
+        short = _float_text(value).replace(",", "")
+        return short if not math.isfinite(value) or float(short) == value else repr(value)
+    if isinstance(value, Mapping | list | tuple) and depth >= _SHOWN_DEPTH:
+        return "..."
+    if isinstance(value, Mapping):
+        if "$number" in value:
+            return _tagged_text(value)
+        pairs = (
+            f"{plain(json.dumps(str(key), ensure_ascii=False))}:{json_text(it, depth=depth + 1)}"
+            for key, it in value.items()
+        )
+        return "{" + ",".join(pairs) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(json_text(item, depth=depth + 1) for item in value) + "]"
+    return plain(str(value))
+
+
+def _tagged_text(number: Mapping[str, Any]) -> str:
+    """Write a number for which JSON has no form, as records and servers tag it."""
+    said = str(number.get("value", number["$number"]))
+    try:
+        value = float(said)
+    except ValueError:
+        return plain(said)
+    return plain(said) if math.isfinite(value) else _float_text(value)
 
 
 def values_text(value: Any) -> str:
@@ -111,7 +164,7 @@ def value_text(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return _float_text(value)
-    return plain(str(value))
+    return typed_text(value)
 
 
 def _float_text(value: float) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from launchhelm import _wording
 from launchhelm.controls.schema import check
 from launchhelm.records import Command
 
@@ -60,7 +61,7 @@ def judge(
         return Judgement(
             "rejected",
             "handler_unavailable_or_changed",
-            f"This run has no control {command.name!r}.",
+            f"This run has no control {_wording.json_text(command.name)}.",
         )
     problem = check(schema, command.payload)
     if problem:
@@ -81,9 +82,10 @@ def unexpected(expected: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     """Say which value is not as the sender of a command expected it, "" when all are."""
     for name, seen in expected.items():
         if name not in values:
-            return f"{name} was {seen!r} and is not known now."
+            return f"{name} was {_wording.values_text(seen)} and is not known now."
         if values[name] != seen:
-            return f"{name} was {seen!r} and is {values[name]!r} now."
+            before, now = _wording.distinct(seen, values[name])
+            return f"{name} was {before} and is {now} now."
     return ""
 
 

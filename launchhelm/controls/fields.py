@@ -10,6 +10,13 @@ from launchhelm import _wording
 ABOVE_ZERO: Final = frozenset(("lr", each) for each in ("scale", "lr", "scales", "lrs"))
 """Control and field whose value must be above 0, which its schema cannot say."""
 
+_EXACT: Final = {
+    ("grad_clip", "max_norm"): ("anything", "a number above 0, or null for off"),
+    ("dropout", "p"): ("a number from 0 to 1", "a number from 0 to below 1"),
+    **dict.fromkeys(ABOVE_ZERO, ("of at least 0", "above 0")),
+}
+"""Control and field: what its schema says, and what is so."""
+
 Capability = Mapping[str, Any]  # Any: a JSON document, as the run registered it.
 
 
@@ -47,8 +54,9 @@ def fields_text(capability: Capability) -> str:
 
 def field_text(control: str, field: str, node: Mapping[str, Any]) -> str:
     """Say what a field takes; a schema has no bound that is excluded, but some rules have."""
+    said, exact = _EXACT.get((control, field), ("", ""))
     text = type_text(node)
-    return text.replace("of at least 0", "above 0") if (control, field) in ABOVE_ZERO else text
+    return text.replace(said, exact) if said else text
 
 
 def type_text(node: Mapping[str, Any]) -> str:

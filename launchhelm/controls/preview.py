@@ -40,6 +40,10 @@ def problem_with(capability: Capability, payload: Mapping[str, Any], values: Any
         values: The values now, from the run's newest `ctl` record.
     """
     name = str(capability.get("name", ""))
+    if name == "lr":
+        problem = _not_above_zero(payload)
+        if problem:
+            return problem  # Said before the schema speaks, whose bound of 0 is inclusive.
     problem = schema.check(capability.get("input_schema") or {}, payload)
     if problem:
         return f"{name}: {problem.rstrip('.')}"
@@ -59,25 +63,36 @@ def _problem_with_lr(capability: Capability, payload: Mapping[str, Any], values:
     if len(given) != 1:
         one_of = _one_of(capability, _LR_FIELDS)
         return f"lr takes exactly one of {one_of}, for example scale=0.5 or lr=1e-4"
-    for number in payload[given[0]] if given[0] in _EACH else [payload[given[0]]]:
-        if not number > 0:
-            return f"lr takes a number above 0 for {given[0]}, got {number}"
     if given[0] in _EACH:
         each = _problem_with_each("lr", given[0], payload, values)
-        return each or _problem_with_size(payload, values)
+        return each or _problem_with_size("lr", payload, values)
     if payload.get("keep_ratios") and "group" in payload:
         return "lr: keep_ratios is about all groups; leave out group"
-    return _problem_with_group("lr", payload, values) or _problem_with_size(payload, values)
+    return _problem_with_group("lr", payload, values) or _problem_with_size("lr", payload, values)
 
 
-def _problem_with_size(payload: Mapping[str, Any], values: Any) -> str:
-    old = values.get("lr") if isinstance(values, Mapping) else None
+def _not_above_zero(payload: Mapping[str, Any]) -> str:
+    for field in _LR_FIELDS:
+        given: Any = payload.get(field)
+        for number in given if isinstance(given, list) else [given]:
+            if is_number(number) and not number > 0:
+                said = _wording.json_text(number)
+                return f"lr takes a number above 0 for {field}, got {said}"
+    return ""
+
+
+def _problem_with_size(name: str, payload: Mapping[str, Any], values: Any) -> str:
+    """Find a number that is not 0 and would be 0 in float32, or too large for it."""
+    old = values.get(name) if isinstance(values, Mapping) else None
     known = isinstance(old, list | tuple) and all(map(is_number, old))
-    change = change_of("lr", payload, values) if known else None
-    given = [payload[field] for field in ("scale", "lr") if field in payload]
-    for number in given if change is None else [*given, *change.new]:
+    change = change_of(name, payload, values) if known else None
+    told = ("scale", "lr") if name == "lr" else ("value",)
+    given = [payload[field] for field in told if field in payload]
+    each = [number for field in _EACH for number in payload.get(field, ())]
+    for number in [*given, *each, *(change.new if change is not None else ())]:
         if number and not in_float32(number):
-            return f"lr: {number!r} is a number that float32 cannot hold"
+            said = _wording.json_text(number)
+            return f"{name}: {said} is a number that float32 cannot hold"
     return ""
 
 
@@ -87,10 +102,12 @@ def _problem_with_decay(capability: Capability, payload: Mapping[str, Any], valu
         one_of = _one_of(capability, _DECAY_FIELDS)
         return f"weight_decay takes exactly one of {one_of}, for example value=0.1"
     if given[0] in _EACH:
-        return _problem_with_each("weight_decay", given[0], payload, values)
+        each = _problem_with_each("weight_decay", given[0], payload, values)
+        return each or _problem_with_size("weight_decay", payload, values)
     if payload.get("skip_zero") and "group" in payload:
         return "weight_decay: skip_zero is about all groups; leave out group"
-    return _problem_with_group("weight_decay", payload, values)
+    group = _problem_with_group("weight_decay", payload, values)
+    return group or _problem_with_size("weight_decay", payload, values)
 
 
 def _one_of(capability: Capability, names: tuple[str, ...]) -> str:
@@ -116,9 +133,12 @@ def _problem_with_each(name: str, field: str, payload: Mapping[str, Any], values
 
 
 def _problem_with_clip(limit: Any) -> str:
-    if limit is None or (is_number(limit) and limit > 0):
+    if limit is None or (is_number(limit) and in_float32(limit)):
         return ""
-    return f"grad_clip takes a number above 0 for max_norm, or null for off, got {limit!r}"
+    said = _wording.json_text(limit)
+    if is_number(limit) and limit > 0:
+        return f"grad_clip: {said} is a number that float32 cannot hold"
+    return f"grad_clip takes a number above 0 for max_norm, or null for off, got {said}"
 
 
 def _problem_with_group(name: str, payload: Mapping[str, Any], values: Any) -> str:
@@ -204,7 +224,8 @@ def warnings_for(
         if is_number(before) and is_number(after) and before and change.name in _PER_GROUP:
             factor = abs(after / before)
             if factor > _FACTOR_LIMIT or factor < 1 / _FACTOR_LIMIT:
-                said.append(f"that is a factor of {factor:.4g}")
+                bold = f"changes by a factor of {factor:.4g}" if after else "becomes 0"
+                said.append(f"{change.name} {bold}")
                 break
     return said
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final, TypeAlias
 
+from launchhelm import _wording
 from launchhelm.records import JSONValue
 from launchhelm.values.coordinates import is_decimal
 
@@ -121,7 +122,7 @@ def _check_record(node: Mapping[str, Any], value: object, where: str, depth: int
     for name in value:
         if name not in fields:
             known = ", ".join(map(str, fields)) or "none"
-            return f"{_subject(where)} has no field {name!r}; fields: {known}."
+            return f"{_subject(where)} has no field {_said(name)}; fields: {known}."
     for name, item in fields.items():
         inner = f"{where}.{name}" if where else str(name)
         if name not in value:
@@ -166,9 +167,9 @@ def _check_bounds(bounds: Mapping[str, Any], value: int | float, where: str) -> 
     except (TypeError, ValueError, InvalidOperation):
         return f"{_subject(where)} has bounds that are not decimal text."
     if low is not None and value < low:
-        return f"{_subject(where)} must be at least {bounds['min']}, got {value!r}."
+        return f"{_subject(where)} must be at least {bounds['min']}, got {_said(value)}."
     if high is not None and value > high:
-        return f"{_subject(where)} must be at most {bounds['max']}, got {value!r}."
+        return f"{_subject(where)} must be at most {bounds['max']}, got {_said(value)}."
     return ""
 
 
@@ -202,7 +203,7 @@ def _check_schedule(node: Mapping[str, Any], value: object, where: str, depth: i
     for index, point in enumerate(points):
         for word in ("at", "value"):
             if not isinstance(point, Mapping) or not is_decimal(point.get(word)):
-                return f"{where}.points[{index}].{word} must be decimal text such as '0.001'."
+                return f'{where}.points[{index}].{word} must be decimal text such as "0.001".'
     return ""
 
 
@@ -227,7 +228,8 @@ def _subject(where: str) -> str:
 
 def _said(value: object) -> str:
     """Say a value of the payload, cut to a readable length."""
-    shown = repr(value)
+    # Whole numbers that are no integers keep their point.
+    shown = str(value) if isinstance(value, float) else _wording.json_text(value)
     return shown if len(shown) <= 80 else shown[:77] + "..."
 
 

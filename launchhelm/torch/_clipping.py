@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from launchhelm import _wording
 from launchhelm.controls import schema
+from launchhelm.controls.float32 import in_float32
 from launchhelm.torch._controls import OneValue, Payload, is_number, is_positive
 from launchhelm.torch._groups import chain
 from launchhelm.torch._wrapping import is_dtensor, is_fsdp1, unknown
@@ -108,7 +110,10 @@ class GradClip(OneValue):
             return misfit
         limit = payload.get("max_norm")
         if limit is not None and not (is_number(limit) and is_positive(limit)):
-            return f"max_norm must be a finite number above 0, or null for off, got {limit!r}."
+            said = _wording.json_text(limit)
+            return f"max_norm must be a finite number above 0, or null for off, got {said}."
+        if limit is not None and not in_float32(limit):
+            return f"max_norm must be a number that float32 can hold, got {limit!r}."
         return self._clipping.obstacle if limit is not None else ""
 
     def apply(self, payload: Payload) -> Mapping[str, Any]:

@@ -9,11 +9,11 @@ from typing import Any, Final
 import torch
 
 from launchhelm.controls import schema
+from launchhelm.controls.float32 import LARGEST, in_float32
 from launchhelm.torch._controls import Payload, is_number
 from launchhelm.torch._groups import Groups, copied, lost, require_held, write
 
 _KEY: Final = "weight_decay"
-_LARGEST: Final = torch.finfo(torch.float32).max
 
 
 class WeightDecay:
@@ -47,7 +47,7 @@ class WeightDecay:
         if len(given) != 1:
             return "weight_decay takes exactly one of value, scale and values."
         for number in payload["values"] if "values" in payload else [payload[given[0]]]:
-            if not number <= _LARGEST:
+            if not number <= LARGEST:
                 return f"{given[0]} must be a number that float32 can hold, got {number!r}."
         count = self._groups.count
         group = payload.get("group")
@@ -65,7 +65,7 @@ class WeightDecay:
             kind = type(self._groups.chain[-1]).__name__
             return f"{kind} has no weight decay in group {without[0]}."
         for index, value in self._plan(payload):
-            if not value <= _LARGEST:
+            if value != 0 and not in_float32(value):
                 return f"group {index} would get {value!r}, which float32 cannot hold."
         return ""
 

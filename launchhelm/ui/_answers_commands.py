@@ -16,7 +16,7 @@ from launchhelm.ui.request import Problem
 from launchhelm.views.around import around_of
 from launchhelm.views.guards import Guard, guards, queue
 from launchhelm.views.plan import command_for, plan_of, refusal_of, values_of
-from launchhelm.views.replay import MAX_STEP
+from launchhelm.views.replay import MAX_STEP, replay_documents
 from launchhelm.views.revert import CannotUndo, undoing
 
 Json = dict[str, Any]  # Any: JSON.
@@ -32,9 +32,12 @@ def commands(board: Board, view: views.RunView) -> Json:
     """Return the ledger, newest first."""
     every = view.commands
     reverted = {each.reverts: each.id for each in every if each.reverts and _is_applied(each)}
-    may = rights(board, view)["can_control"]
+    may, replays = rights(board, view)["can_control"], replay_documents(view)
     return {
-        "commands": [_entry(each, view, reverted, may=may) for each in reversed(every)],
+        "commands": [
+            {**_entry(each, view, reverted, may=may), "replay": replays.get(each.id)}
+            for each in reversed(every)
+        ],
         "frozen": plain(views.frozen(every)),
         "no_replay": board.no_replay(),
         "cursor": "",
@@ -267,11 +270,10 @@ def _read(view: views.RunView, body: Json, **more: Any) -> tuple[Command, dict[s
 
 def _field_of(problem: str, name: str, capability: fields.Capability) -> str:
     """Return the field that a problem is about, "input" when it is about several."""
-    head, _, said = problem.partition(": ")
     known = fields.fields_of(fields.root_of(capability))
-    if head != name:
-        return "input"
-    return next((each for each in known if re.match(rf"{re.escape(each)}\b", said)), "input")
+    # "lr: scale must be a number", or "lr takes a number above 0 for scale".
+    begins = rf"{re.escape(name)}(: | takes .* for )"
+    return next((it for it in known if re.match(rf"{begins}{re.escape(it)}\b", problem)), "input")
 
 
 def _made(name: str, payload: Json, **more: Any) -> Command:
@@ -339,12 +341,12 @@ def guard_document(guard: Guard) -> Json:
 
 def _changed(command: Command, values: Mapping[str, Any]) -> str:
     """Say what differs from what the sender saw."""
-    return "; ".join(
-        f"{plain(name)} is {_wording.values_text(values.get(name))} now, not "
-        f"{_wording.values_text(seen)}"
-        for name, seen in command.expected.items()
-        if values.get(name) != seen
-    )
+    said = []
+    for name, seen in command.expected.items():
+        if values.get(name) != seen:
+            now, before = _wording.distinct(values.get(name), seen)
+            said.append(f"{plain(name)} is {now} now, not {before}")
+    return "; ".join(said)
 
 
 def _is_same(known: views.CommandView, command: Command) -> bool:

@@ -190,12 +190,37 @@ def test_each_evidence_has_its_sentence(sentence: str, expected: str) -> None:
             None,
             "Not picked up for 95 s: control is off: rank 1 left. Nothing has changed",
         ),
+        (
+            Around(step=12000, pace_s=1.4, control_off="rank 1 left"),
+            14000,
+            "Waiting: control is off: rank 1 left. Nothing has changed",
+        ),
+        (
+            Around(step=12000, control_off="the process of rank 0 is gone", leaderless=True),
+            14000,
+            "Waiting: control is off: the process of rank 0 is gone; a next attempt gets it while "
+            "it is valid, else it expires",
+        ),
     ],
 )
 def test_a_waiting_command_says_what_it_waits_for(
     around: Around, first_step: int | None, expected: str
 ) -> None:
     assert str(outcome_text(Given(first_step=first_step), around)) == expected
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        Around(run_over="the run has ended (failed on rank 0)"),
+        Around(control_off="the process of rank 0 is gone", leaderless=True),
+    ],
+)
+def test_what_rank_0_left_in_the_middle_is_unknown_and_does_not_run_for_ever(
+    around: Around,
+) -> None:
+    text = str(outcome_text(Given(Outcome("1", "applying")), around))
+    assert text.startswith("Outcome unknown: rank 0 was gone before it could say")
 
 
 def test_not_picked_up_is_said_after_three_exchanges_and_at_least_thirty_seconds() -> None:
@@ -255,6 +280,10 @@ def test_many_failures_are_counted_and_the_first_ones_named() -> None:
         (None, 1.0, "none -> 1"),
         (True, False, "true -> false"),
         ("a\x1b", "b", "a\\x1b -> b"),
+        ("true", True, '"true" -> true'),
+        ([0.01, 0.01], [0.01, 0.01], "unchanged at 0.01 in 2 groups"),
+        ([0.01, 0.02], [0.01, 0.02], "unchanged in all groups"),
+        (None, None, "unchanged at none"),
     ],
 )
 def test_a_change_says_old_and_new(old: object, new: object, expected: str) -> None:
@@ -312,6 +341,33 @@ def test_durations_are_short_and_rounded_down(seconds: float, expected: str) -> 
 )
 def test_values_have_four_significant_digits(value: object, expected: str) -> None:
     assert _wording.value_text(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (12480, "12480"),
+        (1e-5, "1e-5"),
+        (0.1 + 0.2, "0.30000000000000004"),
+        ("a b", "a b"),
+        ([0.5, 1.0], "[0.5,1]"),
+        ({"a": [None, "x", False]}, '{"a":[null,"x",false]}'),
+        ({"$number": "nonfinite", "value": "nan"}, "NaN"),
+        ([{"$number": "-Infinity"}], "[-∞]"),
+        ({"$number": "integer", "value": "9007199254740993"}, "9007199254740993"),
+    ],
+)
+def test_an_input_is_said_as_it_is_typed(value: object, expected: str) -> None:
+    assert _wording.payload_text({"echo": value}) == f"echo={expected}"
+
+
+def test_what_nests_deeper_than_a_command_may_is_cut() -> None:
+    deep: object = 1
+    for _ in range(2000):
+        deep = [deep]
+    assert _wording.typed_text(deep) == "[" * 32 + "..." + "]" * 32
 
 
 def test_a_name_cannot_move_the_cursor_or_reorder_the_line() -> None:
@@ -374,6 +430,10 @@ def test_what_a_command_returned_is_told_beside_what_it_changed():
     applied = Outcome("c", "applied", applied_on=1, of=1)
     custom = applied.but(result={"saved": 3, "where": "a"})
     assert _wording.commands._result_text(custom) == "result saved=3 where=a"
+    nan = {"$number": "nonfinite", "value": "nan"}
+    nested = applied.but(result={"loss": nan, "seen": {"ok": True, "why": None}})
+    expected = 'result loss=NaN seen={"ok":true,"why":null}'
+    assert _wording.commands._result_text(nested) == expected
     result = {"modules": 5, "p": 0.2, "names": ["a", "b", "c", "d", "e"]}
     dropout = applied.but(changes={"dropout": {"old": 0.1, "new": 0.2}}, result=result)
     assert _wording.commands._result_text(dropout) == "in 5 modules (a, b, c and 2 more)"

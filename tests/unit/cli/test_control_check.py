@@ -88,6 +88,11 @@ def test_a_zero_has_no_sign_and_a_bound_that_is_excluded_is_said() -> None:
     assert fields_text(LR).startswith("scale: a number above 0, optional; lr: a number ab")
 
 
+def test_bounds_that_only_the_rules_know_are_among_what_a_control_takes() -> None:
+    assert fields_text(CLIP) == "max_norm: a number above 0, or null for off, optional"
+    assert fields_text(DROPOUT).startswith("p: a number from 0 to below 1; skip_zero")
+
+
 def test_a_field_given_twice_is_refused() -> None:
     with pytest.raises(UsageError, match="twice"):
         _fields.payload_of(["lr=1", "lr=2"], LR)
@@ -101,7 +106,7 @@ def test_a_field_given_twice_is_refused() -> None:
         ({}, "exactly one of scale and lr"),
         ({"scale": 0.5, "lr": 1.0}, "exactly one of scale and lr"),
         ({"lr": 0}, "a number above 0"),
-        ({"lr": -1}, "at least 0"),
+        ({"lr": -1}, "lr takes a number above 0 for lr, got -1"),
         ({"lr": 1e-4, "group": 2}, "groups 0 to 1"),
         ({"lr": 1e-4, "group": 0.0}, "integer"),
         ({"lr": 1e-60}, "float32 cannot hold"),
@@ -148,12 +153,17 @@ HELD = {"weight_decay": [0.1, 0.0], "grad_clip": None, "dropout": "0.0, 0.1"}
         (DECAY, {}, "exactly one of value and scale"),
         (DECAY, {"value": 0.1, "scale": 0.5}, "exactly one of value and scale"),
         (DECAY, {"value": 0.1, "group": 2}, "groups 0 to 1"),
+        (DECAY, {"value": 0}, ""),
+        (DECAY, {"value": 1e-60}, "1e-60 is a number that float32 cannot hold"),
+        (DECAY, {"scale": 1e-60}, "1e-61 is a number that float32 cannot hold"),
         (DECAY, {"value": 0.1, "group": 1, "skip_zero": True}, "leave out group"),
         (CLIP, {}, ""),
         (CLIP, {"max_norm": None}, ""),
         (CLIP, {"max_norm": 1}, ""),
         (CLIP, {"max_norm": 0}, "above 0"),
-        (CLIP, {"max_norm": "1"}, "above 0"),
+        (CLIP, {"max_norm": "1"}, 'a number above 0 for max_norm, or null for off, got "1"'),
+        (CLIP, {"max_norm": True}, "got true"),
+        (CLIP, {"max_norm": 1e-60}, "1e-60 is a number that float32 cannot hold"),
         (DROPOUT, {"p": 0.5}, ""),
         (DROPOUT, {"p": 1}, "below 1"),
     ],
@@ -169,7 +179,7 @@ def test_other_controls_are_judged_by_schema_and_local_rule(
     ("capability", "payload", "text", "warning"),
     [
         (DECAY, {"scale": 0.5}, "weight_decay group0 0.1 -> 0.05", ""),
-        (DECAY, {"scale": 0}, "weight_decay group0 0.1 -> 0", "that is a factor of 0"),
+        (DECAY, {"scale": 0}, "weight_decay group0 0.1 -> 0", "weight_decay becomes 0"),
         (DECAY, {"value": 0.2, "skip_zero": True}, "weight_decay group0 0.1 -> 0.2", ""),
         (
             DECAY,
@@ -223,7 +233,7 @@ def test_groups_that_would_become_equal_and_large_factors_are_pointed_out() -> N
     change = preview.change_of("lr", {"lr": 1e-5}, {"lr": [3e-4, 3e-5]})
     warnings = preview.warnings_for(change, LR, {"lr": 1e-5})
     assert "would become equal" in warnings[0]
-    assert "factor" in warnings[1]
+    assert warnings[1] == "lr changes by a factor of 0.03333"
     safe = preview.change_of("lr", {"scale": 0.5}, {"lr": [3e-4, 3e-5]})
     assert preview.warnings_for(safe, LR, {"scale": 0.5}) == []
 
@@ -314,6 +324,8 @@ EACH_LR, EACH_DECAY = with_lists(LR, "scales", "lrs"), with_lists(DECAY, "values
         (EACH_LR, {"scales": [0.5, 2], "group": 1}, "leave out group"),
         (EACH_LR, {"scales": [0.5, 2], "lr": 1}, "exactly one of scale, lr, scales and lrs"),
         (EACH_DECAY, {"values": [0.5, 0]}, ""),
+        (EACH_DECAY, {"values": [1e-60, 0]}, "1e-60 is a number that float32 cannot hold"),
+        (EACH_LR, {"lrs": [0.5, 1e-60]}, "1e-60 is a number that float32 cannot hold"),
         (EACH_DECAY, {"values": [0.5, 0], "skip_zero": True}, "leave out skip_zero"),
         (EACH_DECAY, {"values": [0.5, 0], "value": 1}, "exactly one of value, scale and values"),
     ],

@@ -28,12 +28,12 @@ def test_what_fits_has_nothing_to_be_said_about() -> None:
     [
         ({"scale": -1}, "scale must be at least 0, got -1."),
         ({"scale": float("nan")}, "scale must be a number, got NaN."),
-        ({"scale": "0.5"}, "scale must be a number, got '0.5'."),
+        ({"scale": "0.5"}, 'scale must be a number, got "0.5".'),
         ({"group": 1.0}, "group must be an integer, got 1.0."),
-        ({"group": True}, "group must be an integer, got True."),
-        ({"mode": "now"}, "mode must be one of hold, scale, got 'now'."),
-        ({"steps": [1, "2"]}, "steps[1] must be an integer, got '2'."),
-        ({"lr": 1}, "The input has no field 'lr'; fields: scale, group, mode, steps."),
+        ({"group": True}, "group must be an integer, got true."),
+        ({"mode": "now"}, 'mode must be one of hold, scale, got "now".'),
+        ({"steps": [1, "2"]}, 'steps[1] must be an integer, got "2".'),
+        ({"lr": 1}, 'The input has no field "lr"; fields: scale, group, mode, steps.'),
     ],
 )
 def test_the_answer_names_the_field_and_the_value(changed: dict[str, Any], said: str) -> None:

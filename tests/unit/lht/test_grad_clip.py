@@ -46,6 +46,12 @@ def test_a_limit_that_is_no_finite_number_above_0_is_refused(limit: Any) -> None
     assert control.values() == {"grad_clip": 0.5}
 
 
+@pytest.mark.parametrize("limit", [1e-60, 1e39])
+def test_a_limit_that_float32_cannot_hold_is_refused(limit: float) -> None:
+    """The norm is a float32, in which such a limit would be 0 or infinite."""
+    assert "float32 can hold" in GradClip(Clipping(0.5, 1)).problem({"max_norm": limit})
+
+
 def test_the_limit_is_set_switched_off_and_taken_back() -> None:
     control = GradClip(Clipping(None, 1))
     snapshot = control.snapshot()
