@@ -158,7 +158,7 @@ class Service:
                 begun.command.id,
                 "rejected",
                 code="storage_unavailable",
-                message="The run directory accepts no writes, so nothing was changed.",
+                message="The run directory accepts no writes.",
             )
             self._desk.conclude(begun.command, outcome)
         return None

@@ -32,7 +32,8 @@ def give(
     capability = run.capabilities.get(name)
     if capability is None:
         known = _wording.listed(run.capabilities)
-        raise UsageError(f"This run has no control {name!r}.", remedy=f"It has {known}.")
+        said = _wording.json_text(name)
+        raise UsageError(f"This run has no control {said}.", remedy=f"It has {known}.")
     values = values_of(run)
     payload = _fields.payload_of(words, capability)
     problem = preview.problem_with(capability, payload, values)
@@ -94,7 +95,8 @@ def command_of(
         more: Fields that something else says.
 
     Raises:
-        UsageError: The inbox would refuse it: text that is no UTF-8, or too many bytes.
+        UsageError: The inbox would refuse it: text that is no UTF-8, fields that are nested too
+            deep, or too many bytes.
     """
     said = {
         "reason": arguments.reason,
@@ -105,4 +107,4 @@ def command_of(
     try:
         return plan.command_for(name, payload, **{**said, **more})
     except ValueError as error:
-        raise UsageError(f"{error}.", remedy="Shorten --reason or the fields.") from None
+        raise UsageError(f"{error}.", remedy="Shorten the fields or --reason.") from None

@@ -10,9 +10,11 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from launchhelm import _wording
+from launchhelm._wording import json_text
 from launchhelm.cli._exit import UsageError
 from launchhelm.controls.fields import Capability, field_text, fields_of, fields_text, root_of
 from launchhelm.controls.preview import is_number
+from launchhelm.store.inbox import MAX_FIELD_DEPTH
 
 _BOOLEANS: Final = {
     "true": True,
@@ -22,6 +24,8 @@ _BOOLEANS: Final = {
     "no": False,
     "off": False,
 }
+
+_SHOWN_CHARS: Final = 20
 
 _SHOWN_GROUP: Final = re.compile(r"group(\d+)", re.ASCII)
 """How parameter groups are shown; in a command their number stands alone."""
@@ -41,7 +45,7 @@ def payload_of(words: Sequence[str], capability: Capability) -> dict[str, Any]:
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise UsageError(
-                f"{name}: {word!r} is not of the form key=value.",
+                f"{name}: {json_text(word)} is not of the form key=value.",
                 remedy=f"It takes {fields_text(capability)}.",
             )
         if key in payload:
@@ -50,7 +54,8 @@ def payload_of(words: Sequence[str], capability: Capability) -> dict[str, Any]:
             close = get_close_matches(key, fields, 1)
             hint = f"Did you mean {close[0]}? " if close else ""
             raise UsageError(
-                f"{name} has no field {key!r}.", remedy=f"{hint}It takes {fields_text(capability)}."
+                f"{name} has no field {json_text(key)}.",
+                remedy=f"{hint}It takes {fields_text(capability)}.",
             )
         node = fields[key][0] if key in fields else {"kind": "opaque"}
         try:
@@ -59,14 +64,18 @@ def payload_of(words: Sequence[str], capability: Capability) -> dict[str, Any]:
             shown = _SHOWN_GROUP.fullmatch(text) if key == "group" else None
             hint = f"Write group={shown[1]}. " if shown is not None else ""
             raise UsageError(
-                f"{name}: {key} takes {field_text(name, key, node)}, got {text!r}.",
+                f"{name} takes {field_text(name, key, node)} for {key}, got {json_text(text)}.",
                 remedy=f"{hint}{name} takes {fields_text(capability)}.",
             ) from None
     return payload
 
 
 def value_of(text: str, node: Mapping[str, Any]) -> Any:
-    """Read one value by its type; ValueError when it does not read as that."""
+    """Read one value by its type; ValueError when it does not read as that.
+
+    Raises:
+        UsageError: It is nested too deep to be read at all.
+    """
     kind = node.get("kind")
     if kind == "scalar":
         scalar = node.get("scalar")
@@ -82,15 +91,25 @@ def value_of(text: str, node: Mapping[str, Any]) -> Any:
             raise ValueError(text)
         return text
     if kind in ("list", "record", "schedule"):
-        value = json.loads(text, parse_constant=_refuse)
+        value = _loaded(text)
         if isinstance(value, list) != (kind == "list") or not isinstance(value, list | dict):
             raise ValueError(text)
         return value
     # An opaque field takes any JSON; what is none is text.
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return _loaded(text)
     except ValueError:
         return text
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise UsageError(
+            f"A value is nested deeper than {MAX_FIELD_DEPTH} levels: {text[:_SHOWN_CHARS]}...",
+            remedy="Give it with fewer levels, or as text in a file that the script reads.",
+        ) from None
 
 
 def _number(text: str, *, integer: bool) -> int | float:

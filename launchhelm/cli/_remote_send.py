@@ -79,7 +79,8 @@ class Sending:
             raise UsageError(f"{name} does not go by way of a server.", remedy=WITHOUT_SERVER)
         if name not in offers:
             known = _wording.listed(offers)
-            raise UsageError(f"This run has no control {name!r}.", remedy=f"It has {known}.")
+            said = _wording.json_text(name)
+            raise UsageError(f"This run has no control {said}.", remedy=f"It has {known}.")
         offer = offers[name]
         self._name = name
         payload = _fields.payload_of(fields, offer.spec)

@@ -277,27 +277,43 @@ def when(
     return When(target, (target - step) * pace_s if pace_s else None, world_size)
 
 
-def step_warnings(command: Command, step: int | None, when: When) -> list[str]:
+def step_warnings(
+    command: Command, step: int | None, when: When, *, is_paused: bool = False
+) -> list[str]:
     """Point out steps that have passed or may never come, and a validity that ends before.
 
     Args:
         step: Of the run now, None while it has reported none.
         when: The command is expected to act.
+        is_paused: All ranks wait at that step, and commands act there.
     """
     said = []
-    first, last = command.first_step, command.last_step
+    first = command.first_step
     if first is not None and step is None:
         said.append("the run has reported no step yet, so that it is not known when that comes")
-    elif first is not None and step is not None and first <= step:
+    elif first is not None and step is not None and first < step + (not is_paused):
         said.append(
             f"step {first:,} has passed (the run is at {step:,}); it acts as soon as it can"
         )
-    if last is not None and step is not None and last < step:
-        said.append(f"step {last:,} has passed (the run is at {step:,}); it would expire at once")
+    late = lateness(command, step, when, is_paused=is_paused)
+    if late:
+        said.append(late)
     if when.in_s is not None and when.in_s > command.valid_s:
         valid = _wording.duration(command.valid_s)
         said.append(f"it expires after {valid}, before that at the present pace")
     return said
+
+
+def lateness(command: Command, step: int | None, when: When, *, is_paused: bool) -> str:
+    """Say that a command comes too late for its last step, "" when it does not."""
+    last = command.last_step
+    if last is None or step is None:
+        return ""
+    if last < step:
+        return f"step {last:,} has passed (the run is at {step:,}); it would expire at once"
+    if when.step is not None and last < when.step and not is_paused:
+        return f"it could act at about step {when.step:,}, past its last step {last:,}"
+    return ""
 
 
 def trouble_text(states: Mapping[int, str]) -> str:

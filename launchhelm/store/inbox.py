@@ -26,6 +26,8 @@ from launchhelm.store.manifest import write_durably
 
 MAX_COMMAND_BYTES: Final = 64 << 10
 MAX_DEPTH: Final = 32
+MAX_FIELD_DEPTH: Final = MAX_DEPTH - 2
+"""Levels of lists and objects within one field of a command, whose body is two around it."""
 MAX_WAITING: Final = 1024
 MAX_LOOKS_PER_POLL: Final = 256
 MAX_CLAIMS_PER_POLL: Final = 64
@@ -75,7 +77,11 @@ class Look:
 
 
 def encode(command: Command) -> bytes:
-    """Write a command as the body of its file; fields that say nothing are left out."""
+    """Write a command as the body of its file; fields that say nothing are left out.
+
+    Raises:
+        ValueError: Nobody could read it: text that is no UTF-8, or fields that are nested too deep.
+    """
     body: dict[str, Any] = {
         "format": _FORMAT,
         "cmd": command.id,
@@ -97,6 +103,8 @@ def encode(command: Command) -> bytes:
     kept = {
         name: value for name, value in body.items() if name == "args" or value not in (None, "", {})
     }
+    if _is_deeper(kept, MAX_DEPTH):
+        raise ValueError(f"A field is nested deeper than {MAX_FIELD_DEPTH} levels")
     return json.dumps(kept, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 

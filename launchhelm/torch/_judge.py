@@ -37,7 +37,7 @@ def judge_results(rows: Sequence[Row]) -> Verdict:
     if all(row.status is Status.EXPIRED for row in rows):
         return Verdict("expired", "expired", "Its last step passed before it could be applied.")
     if all(row.status is Status.EARLY for row in rows):
-        return Verdict("rejected", "step_not_reached", f"{rows[0].text}; nothing was changed.")
+        return Verdict("rejected", "step_not_reached", f"{rows[0].text}.")
     if all(row.status is Status.NOT_DONE for row in rows):
         return Verdict("rejected", "not_done", rows[0].text)
     failures = [

@@ -460,7 +460,8 @@ class Machine:
             return self._do(Restore(), "undone") if self.changed else self._settle(self.applied)
         if self.coordinator and self.stage:
             assert self.cause is not None
-            message = f"Nothing was changed: {self.cause.text}."
+            said = self.cause.text
+            message = f"{said[:1].upper()}{said[1:]}."
             return self._conclude(Verdict("rejected", self.cause.code, message), "ended")
         self._clear()
         return self._say_never()
@@ -551,7 +552,7 @@ class Machine:
 _NOT_STORED: Final = Verdict(
     "rejected",
     "storage_unavailable",
-    "The run directory did not accept the record of it in time; nothing was changed.",
+    "The run directory did not accept the record of it in time.",
 )
 _ENDED: Final = Verdict("rejected", "run_ended", "The run ended before it could be applied.")
 

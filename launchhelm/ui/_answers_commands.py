@@ -260,7 +260,7 @@ def _read(view: views.RunView, body: Json, **more: Any) -> tuple[Command, dict[s
     capability = view.capabilities.get(name)
     if capability is None:
         known = _wording.listed(view.capabilities)
-        problems["name"] = f"This run has no control {plain(name)!r}. It has {known}."
+        problems["name"] = f"This run has no control {_wording.json_text(name)}. It has {known}."
         return command, problems
     problem = preview.problem_with(capability, payload, values_of(view))
     if problem:

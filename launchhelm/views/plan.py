@@ -32,26 +32,30 @@ _INBOX_POLL_S: Final = 0.5
 
 @dataclass(frozen=True)
 class Plan:
-    """A command that has passed the check, and what is foreseen."""
+    """A command that has passed the check, and what is foreseen.
+
+    Args:
+        is_in_time: It is not past its last step then, as far as that is foreseen.
+    """
 
     command: Command
     change: preview.Change | None
     when: preview.When
     warnings: tuple[str, ...]
     trouble: str
+    is_in_time: bool = True
 
     def preview(self) -> list[str]:
         """Say what would change, when, where, and what may be wrong with it."""
         what = f"{self.command.name} {_wording.payload_text(self.command.payload)}".rstrip()
         if self.change is not None:
             what = str(self.change)
-            if self.command.name == "lr":
+            if self.command.name == "lr" and self.change.old != self.change.new:
                 what += "; if there is a schedule, it goes on from there"
-        when, last = str(self.when), self.command.last_step
-        if last is not None and self.when.step is not None and last < self.when.step:
-            when = f"it could act at about step {self.when.step:,}, past its last step {last:,}"
-        where = " ".join(part for part in (f"{when}.", self.trouble) if part)
-        return [what, *(f"note: {warning}" for warning in self.warnings), where]
+        when = f"{self.when}." if self.is_in_time else ""
+        where = " ".join(part for part in (when, self.trouble) if part)
+        notes = [f"note: {warning}" for warning in self.warnings]
+        return [what, *notes, *([where] if where else [])]
 
 
 def refusal_of(run: RunView) -> str:
@@ -104,7 +108,8 @@ def command_for(
         more: Other fields of a Command; `id` is made unless it is given.
 
     Raises:
-        ValueError: The inbox would refuse it: text that is no UTF-8, or too many bytes.
+        ValueError: The inbox would refuse it: text that is no UTF-8, fields that are nested too
+            deep, or too many bytes.
     """
     if valid_s is None:
         valid_s = VALID_S if first_step is None else SCHEDULED_VALID_S
@@ -144,12 +149,14 @@ def plan_of(run: RunView, command: Command) -> Plan:
     states |= dict.fromkeys(run.missing, "missing")
     warnings = [
         *preview.warnings_for(change, run.capabilities.get(command.name, {}), command.payload),
-        *preview.step_warnings(command, run.step, estimate),
+        *preview.step_warnings(command, run.step, estimate, is_paused=is_paused),
     ]
     if run.state.word == "no news":
         valid = _wording.duration(command.valid_s)
         warnings.append(f"{run.state.text}; the command may wait, and expire after {valid}")
-    return Plan(command, change, estimate, tuple(warnings), preview.trouble_text(states))
+    trouble = preview.trouble_text(states)
+    is_late = preview.lateness(command, run.step, estimate, is_paused=is_paused) != ""
+    return Plan(command, change, estimate, tuple(warnings), trouble, not is_late)
 
 
 def values_of(view: RunView) -> Mapping[str, Any]:

@@ -125,11 +125,52 @@ def test_check_says_what_would_change_and_writes_nothing(run: MadeRun, cli: Cli)
     assert commands_in(run.path) == []
 
 
+def test_what_changes_nothing_says_so(run: MadeRun, cli: Cli) -> None:
+    ran = cli("control", "ddp-run", "lr", "scale=1", "--check")
+    assert ran.out.startswith("lr unchanged at 0.01 in 2 groups\n")
+
+
+def test_a_last_step_that_has_passed_is_told_once(run: MadeRun, cli: Cli) -> None:
+    ran = cli("control", "ddp-run", "lr", "scale=0.5", "--check", "--last-step=9")
+    assert ran.out.splitlines()[1:] == [
+        "note: step 9 has passed (the run is at 400); it would expire at once"
+    ]
+    ran = cli("control", "ddp-run", "lr", "scale=0.5", "--check", "--last-step=401", "--json")
+    (warning,) = ran.document["warnings"]
+    assert warning.startswith("it could act at about step ")
+    assert warning.endswith("past its last step 401")
+
+
+@pytest.mark.parametrize("levels", [31, 2000, 100_000])
+@pytest.mark.parametrize("control", ["ping", "plan"])
+def test_a_field_that_is_nested_too_deep_is_usage(
+    run: MadeRun, cli: Cli, levels: int, control: str
+) -> None:
+    """Nobody could read such a command; 30 levels are allowed."""
+    takes = {
+        "ping": schema.field("echo", schema.opaque(), optional=True),
+        "plan": schema.field("echo", schema.listing(schema.opaque())),
+    }
+    fields = schema.record([takes[control]])
+    run.journals[0].add("cap", {"name": control, "safe_points": ["lht"], "input_schema": fields})
+    deep = f"echo={'[' * levels}1{']' * levels}"
+    ran = cli("control", "ddp-run", control, deep, "--no-wait")
+    assert ran.code == 2 and "nested deeper than 30 levels" in ran.err, ran.err
+    assert cli("control", "ddp-run", "lr", "lr=1", "--expect", f"lr{deep[4:]}").code in (2, 6)
+    assert commands_in(run.path) == []
+    allowed = f"echo={'[' * 30}1{']' * 30}"
+    assert cli("control", "ddp-run", control, allowed, "--no-wait").code == 0
+
+
 def test_of_a_run_that_is_paused_no_step_and_no_time_is_foreseen(run: MadeRun, cli: Cli) -> None:
     for journal in run.journals:
         journal.beat(400, 2, step_time_ms=5.0, phase="paused")
     ran = cli("control", "ddp-run", "lr", "scale=0.5", "--check")
     assert ran.out.splitlines()[-1] == "at the next control point, on 2 processes."
+    now = cli("control", "ddp-run", "lr", "scale=0.5", "--check", "--at-step=400")
+    assert "has passed" not in now.out  # The ranks wait in that step, and commands act there.
+    past = cli("control", "ddp-run", "lr", "scale=0.5", "--check", "--at-step=399")
+    assert "step 399 has passed (the run is at 400)" in past.out
     assert "paused at step 400" in cli("show", "ddp-run").out
     assert "paused at step 400" in cli("ls").out
 
