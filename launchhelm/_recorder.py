@@ -55,6 +55,7 @@ class Progress:
         sync: When data last went up and commands were last asked for, and why not, as the sync
             thread of this process tells; {} without one.
         ending: Why this process is about to end, when it was told to; "" otherwise.
+        control_off: Why this rank takes no commands any more; "" while it does.
     """
 
     step: int | None = None
@@ -64,6 +65,7 @@ class Progress:
     step_time_ms: float | None = None
     sync: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON.
     ending: str = ""
+    control_off: str = ""
 
 
 class Recorder:
@@ -133,7 +135,7 @@ class Recorder:
         self._beats = itertools.count(1)
         self._beat_due = 0.0
         self._beat_pause_s = min(FIRST_BEAT_S, heartbeat_s)
-        self._has_announced = False
+        self._announced = self._news()
         self._callbacks: list[_Callback] = []
 
     @property
@@ -334,7 +336,7 @@ class Recorder:
         self._sleep()
         now = self._monotonic()
         self._run_callbacks(now)
-        if now >= self._beat_due or (self.progress.ending and not self._has_announced):
+        if now >= self._beat_due or self._news() != self._announced:
             self._beat(now)
         self._drain_if_due()
 
@@ -373,6 +375,10 @@ class Recorder:
         pause_s = 0.0 if len(self._buffer) > _BACKLOG_RECORDS else self._flush_s
         self._flush_due = self._monotonic() + pause_s if wrote else None
 
+    def _news(self) -> tuple[str, str]:
+        """Return what a heartbeat says that must not wait for the next one."""
+        return self.progress.ending, self.progress.control_off
+
     def _beat(self, now: float) -> None:
         # A beat that comes late is not made up for, and one that cannot be written is left out.
         self._beat_pause_s = min(2 * self._beat_pause_s, self._heartbeat_s)
@@ -392,9 +398,11 @@ class Recorder:
                 body[name] = round(value, 4)
         if progress.sync:
             body["sync"] = progress.sync
-        if progress.ending:
-            body["ending"] = progress.ending
-            self._has_announced = True
+        self._announced = ending, control_off = self._news()
+        if ending:
+            body["ending"] = ending
+        if control_off:
+            body["control_off"] = control_off
         if self.dropped:
             body["lost"] = self.dropped
         if self.faults["storage"]:

@@ -13,7 +13,7 @@ from launchhelm._wording.values import (
     and_more,
     changes_text,
     duration,
-    payload_text,
+    named_text,
     plain,
     processes,
     short_reason,
@@ -87,6 +87,7 @@ class Around:
         quiet: Ranks without a heartbeat for long, in order; the others wait for them.
         paused: All ranks wait for `resume`; commands without a step act meanwhile.
         control_off: Why controlling is off, when it is.
+        leaderless: Rank 0, which takes commands, has ended, and the others go on.
         run_over: Why nobody will answer, for example "the run finished".
         run_closed: No attempt can come after that.
         cancelled_by: Who cancelled it.
@@ -106,6 +107,7 @@ class Around:
     quiet: Sequence[Quiet] = field(default_factory=tuple)
     paused: bool = False
     control_off: str = ""
+    leaderless: bool = False
     run_over: str = ""
     run_closed: bool = False
     cancelled_by: str = ""
@@ -122,6 +124,9 @@ def outcome_text(command: CommandLike, around: Around = NOTHING_KNOWN) -> Senten
     outcome = command.outcome
     if outcome is None or outcome.state == "claimed":
         return _waiting(command, around, picked_up=outcome is not None)
+    if outcome.state == "applying" and (around.run_over or around.leaderless):
+        rest = ": rank 0 was gone before it could say. It will not be tried again"
+        return Sentence("Outcome unknown", rest, mark="?", tone="unknown")
     if outcome.state == "applying":
         count = outcome.of if outcome.of is not None else around.world_size
         on = f" on {processes(count)}" if count is not None else ""
@@ -182,7 +187,7 @@ def _result_text(outcome: Outcome) -> str:
     if outcome.changes or result in (None, {}):
         return ""
     return "result " + short_reason(
-        payload_text(result) if isinstance(result, Mapping) else values_text(result)
+        named_text(result) if isinstance(result, Mapping) else values_text(result)
     )
 
 
@@ -215,14 +220,17 @@ def _unknown(outcome: Outcome) -> Sentence:
 
 
 def _waiting(command: CommandLike, around: Around, *, picked_up: bool) -> Sentence:
-    if around.run_over:
+    over = around.run_over
+    if around.leaderless:
+        over = f"control is off: {plain(around.control_off)}"
+    if over:
         then = "a next attempt gets it while it is valid, else it expires"
         if around.run_closed:
             then = "nothing takes it any more, and nothing has changed"
         elif picked_up:
             then = "rank 0 that had taken it is gone, so that a next attempt rejects it"
             then += " (`runtime_restart`)"
-        return Sentence("Waiting", f": {around.run_over}; {then}", mark="◆")
+        return Sentence("Waiting", f": {over}; {then}", mark="◆")
     first_step = command.first_step
     if around.paused and first_step is not None and (around.step or 0) < first_step:
         rest = ": the run is paused, and goes on with `resume`"
@@ -234,6 +242,9 @@ def _waiting(command: CommandLike, around: Around, *, picked_up: bool) -> Senten
         waited = f" for {duration(around.waited_s)}" if around.waited_s is not None else ""
         rest = f": {_why_not_picked_up(around)}. Nothing has changed"
         return Sentence(f"Not picked up{waited}", rest, mark="◆", tone="bad")
+    if around.control_off:
+        rest = f": control is off: {plain(around.control_off)}. Nothing has changed"
+        return Sentence("Waiting", rest, mark="◆", tone="bad")
     if around.handler:
         running = (
             f", running for {duration(around.handler_s)}" if around.handler_s is not None else ""

@@ -60,10 +60,18 @@ def not_sent(sentence: str, output: Output) -> int:
 
 
 def confirmed(output: Output, what: str = "Send") -> bool:
-    """Ask the person at the terminal."""
+    """Ask the person at the terminal.
+
+    Raises:
+        KeyboardInterrupt: That is the answer; it was said that nothing was sent.
+    """
     output.stderr.write(f"{what}? [y/N] ")
     output.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    try:
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+    except KeyboardInterrupt:
+        output.say("\nInterrupted. Nothing was sent, nothing changed.")
+        raise
 
 
 def deliver(
@@ -84,25 +92,47 @@ def deliver(
         if not arguments.no_wait:
             return wait(run, command, arguments.timeout, output, about)
     except KeyboardInterrupt:
-        output.say(
-            f"\nInterrupted. Command {command.id} stays where it is and may still be applied; "
-            f"take it back: launchhelm control {run.run_id} cancel {command.id}"
-        )
-        if command.name not in ORDERS and is_interrupted_again(output):
-            _take_back(run, command, output)
+        _leave(run, command, output)
         return Exit.INTERRUPTED
     say_written(command, output)
     return Exit.DONE
 
 
-def is_interrupted_again(output: Output) -> bool:
+def _leave(run: views.RunView, command: Command, output: Output) -> None:
+    """Say where a command stands whose giver does not wait for it, or take it back."""
+    is_order = command.name in ORDERS
+    if is_interrupted_again(output, may_take_back=not is_order):
+        _take_back(run, command, output)
+        return
+    try:
+        run.refresh()
+        view = run.command(command.id)
+    except KeyboardInterrupt:
+        view = None
+    if view is not None and not view.is_pending:
+        say(view, run, output, sent=True)
+    elif is_order:
+        see = f"launchhelm control {run.run_id} log"
+        output.say(f"The order {command.id} stays and is carried out once taken; see: {see}")
+    else:
+        output.say(
+            f"Command {command.id} stays where it is and may still be applied; "
+            f"take it back: launchhelm control {run.run_id} cancel {command.id}"
+        )
+
+
+def is_interrupted_again(output: Output, *, may_take_back: bool = True) -> bool:
     """Give a person at a terminal a moment for a second Ctrl-C, which takes the command back."""
-    if not sys.stdin.isatty():
+    # The terminal has shown ^C on this line.
+    if not may_take_back or not sys.stdin.isatty():
+        output.say("\nInterrupted.")
         return False
-    output.say(f"Ctrl-C again within {AGAIN_S:g} s takes it back, if it has not begun.")
+    again = f"Ctrl-C again within {AGAIN_S:g} s takes it back, if it has not begun."
+    output.say(f"\nInterrupted. {again}")
     try:
         time.sleep(AGAIN_S)
     except KeyboardInterrupt:
+        output.say("")
         return True
     return False
 
@@ -137,7 +167,7 @@ def wait(
     began = time.monotonic()
     said_at = began
     ended_at: float | None = None
-    picked_up = False
+    picked_up, said = False, ""
     while True:
         now = time.monotonic()
         run.refresh()
@@ -151,15 +181,18 @@ def wait(
                 output.say(f"picked up {clock_text()}{at}")
             if view.outcome.is_final:
                 return _conclude(view, run, output, about)
-        if run.state.is_over:
+        if run.state.is_over or run.is_leaderless:
             ended_at = ended_at if ended_at is not None else now
         waited_s = now - began
         over = ended_at is not None and now - ended_at > _AFTER_END_S
         if over or (timeout_s is not None and waited_s >= timeout_s):
-            return _still_waiting(view, command, run, waited_s, output)
+            return _still_waiting(view, command, run, waited_s, output, said)
         if now - said_at >= WORD_EVERY_S:
             said_at = now
-            output.say(str(outcome_text(_Sent.of(view, command), around_of(run, waited_s))))
+            word = str(outcome_text(_Sent.of(view, command), around_of(run, waited_s)))
+            if word != said:
+                said = word
+                output.say(said)
         pause_s = min(_SLOWEST_POLL_S, max(_POLL_S, _POLL_SHARE * cost_s))
         if timeout_s is not None:
             pause_s = max(0.0, min(pause_s, began + timeout_s - time.monotonic()))
@@ -202,7 +235,9 @@ def _still_waiting(
     run: views.RunView,
     waited_s: float,
     output: Output,
+    said: str,
 ) -> int:
+    """Say what a command waits for; at a terminal not what was `said` there last."""
     around = around_of(run, waited_s)
     sentence = outcome_text(_Sent.of(view, command), around)
     if output.json:
@@ -210,7 +245,7 @@ def _still_waiting(
         if view is not None:
             document = documents.command_document(view, around)
         output.document({"sent": True, **document, "text": str(sentence)})
-    else:
+    elif not (output.terminal and output.stderr.isatty() and str(sentence) == said):
         output.line(output.sentence(sentence))
     output.say(f"Command {command.id} stays in the inbox; see: launchhelm control {run.run_id} log")
     return Exit.STILL_WAITING

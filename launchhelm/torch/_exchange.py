@@ -136,8 +136,14 @@ class Exchange:
             if not links.on:
                 self._machine.on = False
                 self._machine.cause = Cause("absent", (), links.why)
-                self.status.on, self.status.why = False, links.why
+                self._show_off(links.why)
         self._show()
+
+    @property
+    def speaks(self) -> bool:
+        """Whether people hear of news from this rank: the lowest of those that are left."""
+        gone = self._machine.cause.ranks if self._machine.cause else ()
+        return self._machine.rank == min(set(range(self._machine.size)) - set(gone), default=0)
 
     def on_call(self, step: int) -> None:
         """Do what is due at this call of `Trainer.step`. Every rank, once per call.
@@ -196,6 +202,7 @@ class Exchange:
                 cause = Cause("broken", (self._machine.rank,), f"{type(error).__name__} in step")
                 self._machine.cause = cause
                 self._links.break_off(cause)
+                self._show_off(cause.text)
             raise
         finally:
             self._show()
@@ -209,6 +216,7 @@ class Exchange:
             raise
         except Exception as again:  # Then without the rules.
             self._machine.on, self._machine.cause = False, cause
+            self._show_off(cause.text)
             self._tell(f"Control is off: {text_of(again)}.")
 
     def _run(self, action: Action) -> None:
@@ -332,6 +340,8 @@ class Exchange:
         first = self._desk.upcoming(self._step) if is_regular and self._desk is not None else None
         if action.under_way:
             return self._look_again(self._under_way, is_regular, first)
+        if not machine.on:
+            return Looked(self._take(NEVER))  # Also what is for a later step: it is refused now.
         size = self._take(0 if first is None else self._lead() + 1)
         if size is not None:
             self._prepare()
@@ -470,13 +480,17 @@ class Exchange:
     def _off(self, action: Off) -> Result:
         if self._links is not None:
             self._links.break_off(action.cause)
-        self.status.on, self.status.why = False, action.cause.text
+        self._show_off(action.cause.text)
         after = "A command was under way" if action.in_doubt else "Training goes on"
         self._tell(
             f"Control is off from step {self._step} on: {action.cause.text}. {after}; "
             "later commands are refused."
         )
         return None
+
+    def _show_off(self, why: str) -> None:
+        self.status.on, self.status.why = False, why
+        self._progress.control_off = why
 
     def _settle(self, action: Settle) -> Settled:
         assert self._links is not None

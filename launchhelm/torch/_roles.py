@@ -96,6 +96,7 @@ class Progress(Protocol):
     phase_since: float
     exchange_wait_ms: float | None
     step_time_ms: float | None
+    control_off: str
 
 
 @dataclass(slots=True)

@@ -97,7 +97,7 @@ class Trainer:
             self._series = Series(self._fault)
         self._progress = run.recorder.progress
         self._exchange: Exchange | None = None
-        notice = _noticing(run, control.is_coordinator)
+        notice = self._notice
         status = ControlStatus(on=False, why='control="off"')
         if not control_off:
             self._exchange = Exchange(
@@ -407,7 +407,7 @@ class Trainer:
                 newest.add(command.name)
                 if lost:
                     body["not_effective"] = lost
-                    _noticing(self.run, self.is_coordinator)(lost)
+                    self._notice(lost)
                 if values:
                     self.run.recorder.append("effect", body, step=number)
             except Exception as error:
@@ -749,9 +749,15 @@ class Trainer:
     ) -> None:
         if self._desk is not None:
             self.capabilities[capability.name] = document
-        notice = _noticing(self.run, True) if self.is_coordinator else None
+        notice = self._notice if self.is_coordinator else None
         service, step = self.run.service, lambda: self._step
         self._plant.add(Custom(capability, handler, validate, service, step, notice))
+
+    def _notice(self, text: str) -> None:
+        """Tell people something: every rank records it, one says it."""
+        speaks = self.is_coordinator if self._exchange is None else self._exchange.speaks
+        self.run.notice(text)
+        _log.log(logging.WARNING if speaks else logging.INFO, "launchhelm: %s", text)
 
     def _note_values(self) -> None:
         if self._panel is not None:
@@ -762,16 +768,6 @@ class Trainer:
 
     def _fault(self, component: str, error: Exception) -> None:
         self.run.fault(component, error)
-
-
-def _noticing(run: Run, is_coordinator: bool) -> Callable[[str], None]:
-    """Make what the exchange calls with news for people: recorded by all ranks, said by one."""
-
-    def notice(text: str) -> None:
-        run.notice(text)
-        _log.log(logging.WARNING if is_coordinator else logging.INFO, "launchhelm: %s", text)
-
-    return notice
 
 
 def _inert(kind: type[Trainer], control: RankFacts, log_ranks: str, step: int, run: Run) -> Trainer:

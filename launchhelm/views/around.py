@@ -48,7 +48,8 @@ def around_of(
         )
     # Of a run that is paused nobody knows when it goes on.
     is_paused = coordinator is not None and coordinator.phase == PAUSED
-    off = view.controls.get("control") == "off"
+    controls = view.controls
+    off = controls.get("control") == "off"
     return Around(
         waited_s=waited_s,
         exchange_s=exchange_s,
@@ -65,7 +66,8 @@ def around_of(
         paused=is_paused,
         cancelled_by=cancelled_by,
         reverted_by=_reverted_by(command),
-        control_off=str(view.controls.get("why") or "no reason reported") if off else "",
+        control_off=str(controls.get("why") or "no reason reported") if off else "",
+        leaderless=view.is_leaderless,
         run_over=_over_text(view),
         run_closed=view.state.is_closed,
     )

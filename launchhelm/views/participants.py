@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from launchhelm.store.layout import DATA, SegmentName
 from launchhelm.store.reader import has_vanished, list_segments
 from launchhelm.store.sealed import sealed_glance
 from launchhelm.views.liveness import (
+    AWAITED_S,
     BEAT_S,
     LATE_S,
     SILENT_S,
@@ -59,8 +60,8 @@ class ParticipantView:
             "" once it has ended.
         phase_s: How long it had been in that phase then; None once it has ended.
         age: Since its counter last moved.
-        lag: Steps behind the front, beyond what the front may have done since the last heartbeat
-            of this process; None while either is unknown.
+        lag: Steps behind the front, beyond what the front, or this process, may have done since
+            the last heartbeat of this process; None while either is unknown.
         end: State of its end record: finished, error, interrupted, terminated, preempted;
             `terminated` also when it was told to end and nothing is heard of it any more;
             `gone` when the process no longer exists and left none; "" while it goes on.
@@ -70,6 +71,7 @@ class ParticipantView:
         storage_errors: Failed writes so far.
         faults: Faults of our own, by component, as far as its newest records tell.
         last_at: Its own wall clock at its newest record; shown only.
+        control_off: Why it takes no commands any more, as its heartbeat says; "" while it does.
     """
 
     writer: WriterId
@@ -102,6 +104,7 @@ class ParticipantView:
     name: str = ""
     role: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    control_off: str = ""
 
 
 class Watch:
@@ -243,6 +246,18 @@ class Watch:
             return self.close.step
         return self.beat.step if self.beat is not None else self.step
 
+    @property
+    def waits(self) -> bool:
+        """Whether it waited for other ranks at its newest heartbeat."""
+        return self.beat is not None and is_waiting(str(self.beat.body.get("phase", "")))
+
+    @property
+    def stands(self) -> bool:
+        """Whether it waits for others, or no step ended between its two newest heartbeats."""
+        if self.step is None or self.earlier_beat is None:
+            return self.waits
+        return self.waits or self.steps_per_s() == 0
+
     def steps_per_s(self) -> float:
         """Steps per second between the two newest heartbeats, by the writer's monotonic clock."""
         if self.beat is None:
@@ -282,46 +297,63 @@ def table(watches: Iterable[Watch], *, is_copy: bool = False) -> list[Participan
     steps = [watch.beat_step for watch in rows]
     front = max((step for step in steps if step is not None), default=None)
     pace = max((watch.steps_per_s() for watch in rows if watch.beat_step == front), default=0.0)
-    waiting = {
-        watch.writer
-        for watch in rows
-        if watch.beat is not None and str(watch.beat.body.get("phase", "")).startswith("waiting")
-    }
-    return [_row(watch, front, pace, bool(waiting - {watch.writer}), is_copy) for watch in rows]
+    ends = {watch.writer: _end(watch, is_copy) for watch in rows}
+    awaited = _awaited([watch for watch in rows if not ends[watch.writer][0]])
+    waiting = {watch.writer for watch in rows if watch.waits}
+    made = []
+    for watch in rows:
+        end, reason = ends[watch.writer]
+        lag = _lag(watch, front, pace, end)
+        state = _state(watch, end, lag, awaited, waiting)
+        made.append(_row(watch, state, lag, end, reason))
+    return made
 
 
-def _row(
-    watch: Watch, front: int | None, pace: float, others_wait: bool, is_copy: bool
-) -> ParticipantView:
-    opening, beat, close = watch.opening, watch.beat, watch.close
-    said = opening.get("participant")
-    facts: Mapping[str, Any] = said if isinstance(said, dict) else {}
-    body: Mapping[str, Any] = beat.body if beat is not None else {}
+def is_waiting(phase: str) -> bool:
+    """Whether a phase is that of a process that waits for others."""
+    return phase.startswith("waiting")
+
+
+def _awaited(live: Sequence[Watch]) -> set[WriterId]:
+    """Return those of which nothing is heard, while the others are heard of and go no further."""
+    unheard = {watch.writer for watch in live if watch.age.seconds >= AWAITED_S}
+    others = [watch for watch in live if watch.writer not in unheard]
+    return unheard if others and all(watch.stands for watch in others) else set()
+
+
+def _end(watch: Watch, is_copy: bool) -> tuple[str, str]:
+    """Return how a process ended and why, "" while it goes on."""
+    close = watch.close
     end, reason = "", ""
     if close is not None:
         end, reason = (
             str(close.body.get("state", "")) or "finished",
             str(close.body.get("reason", "")),
         )
-    elif not is_copy and process_is_gone(opening):
-        end, reason = "gone", f"process {opening.get('pid')} is gone and left no end record"
-    announced = str(body.get("ending", ""))
+    elif not is_copy and process_is_gone(watch.opening):
+        end, reason = "gone", f"process {watch.opening.get('pid')} is gone and left no end record"
+    announced = str(watch.beat.body.get("ending", "")) if watch.beat is not None else ""
     if announced and (end == "gone" or (not end and watch.age.seconds >= SILENT_S)):
         # It was told to end, and killed before it could say that it had.
         end, reason = "terminated", announced
-    lag = None
-    if front is not None and watch.beat_step is not None:
-        reach = 0 if end else math.ceil(pace * watch.beat_interval_s())
-        lag = max(0, front - watch.beat_step - reach)
-    phase = str(body.get("phase", ""))
-    stalled = (
-        lag is not None
-        and lag >= 1
-        and others_wait
-        and not phase.startswith("waiting")
-        and watch.steps_per_s() == 0
-    )
-    state = _state(watch, end, phase, lag, stalled)
+    return end, reason
+
+
+def _lag(watch: Watch, front: int | None, pace: float, end: str) -> int | None:
+    if front is None or watch.beat_step is None:
+        return None
+    interval_s = watch.beat_interval_s()
+    # A front that stands may have been reached by whoever was not heard of since.
+    own = watch.steps_per_s() * max(interval_s, watch.age.seconds)
+    reach = 0 if end else math.ceil(max(pace * interval_s, own))
+    return max(0, front - watch.beat_step - reach)
+
+
+def _row(watch: Watch, state: str, lag: int | None, end: str, reason: str) -> ParticipantView:
+    opening, beat, close = watch.opening, watch.beat, watch.close
+    said = opening.get("participant")
+    facts: Mapping[str, Any] = said if isinstance(said, dict) else {}
+    body: Mapping[str, Any] = beat.body if beat is not None else {}
     return ParticipantView(
         writer=watch.writer,
         rank=watch.writer.rank,
@@ -333,7 +365,7 @@ def _row(
         group_rank=_integer(facts.get("group_rank")),
         world_size=_integer(opening.get("world")),
         step=watch.step,
-        phase="" if end else phase,
+        phase="" if end else str(body.get("phase", "")),
         phase_s=None if end else _float(body.get("phase_s")),
         age=watch.age,
         lag=lag,
@@ -353,21 +385,26 @@ def _row(
         name=str(facts.get("name", "")),
         role=str(facts.get("role", "")),
         labels=facts["labels"] if isinstance(facts.get("labels"), dict) else {},
+        control_off="" if end else str(body.get("control_off", "")),
     )
 
 
-def _state(watch: Watch, end: str, phase: str, lag: int | None, stalled: bool) -> str:
+def _state(
+    watch: Watch, end: str, lag: int | None, awaited: Container[WriterId], waiting: set[WriterId]
+) -> str:
     if end:
         return "ended"
     if watch.age.seconds >= SILENT_S:
         return "silent"
-    if watch.age.seconds >= LATE_S:
+    if watch.age.seconds >= LATE_S or watch.writer in awaited:
         return "late"
     if watch.step is None:
         return "starting"
-    if phase.startswith("in "):
+    if watch.waits:
+        return "ok"  # Whoever waits holds nobody up.
+    if watch.beat is not None and str(watch.beat.body.get("phase", "")).startswith("in "):
         return "busy"
-    if stalled or (lag is not None and lag >= _FRONT_TOLERANCE):
+    if lag is not None and (lag >= _FRONT_TOLERANCE or (lag and waiting and watch.stands)):
         return "behind"
     return "ok"
 

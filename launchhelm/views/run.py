@@ -342,7 +342,19 @@ class RunView:
     @property
     def controls(self) -> dict[str, Any]:
         """The newest word on the values that controls have, and on the pace of the exchange."""
-        return self._fold.controls
+        said = self._fold.controls
+        if said.get("control") == "off" or self.state.is_over:
+            return said
+        off = next((row.control_off for row in self.participants if row.control_off), "")
+        if self.is_leaderless:
+            off = off or "rank 0 is gone"
+        return {**said, "control": "off", "why": off} if off else said
+
+    @property
+    def is_leaderless(self) -> bool:
+        """Whether rank 0, which takes commands, has ended, and the run goes on without it."""
+        leader = self.coordinator
+        return leader is not None and bool(leader.end) and not self.state.is_over
 
     @property
     def commands(self) -> list[CommandView]:

@@ -26,3 +26,23 @@ def test_a_changed_phase_is_readable_long_before_the_next_heartbeat_is_due(tmp_p
         assert "paused" in phases
     finally:
         recorder.close("finished", "", 5.0)
+
+
+def test_that_control_went_off_is_readable_long_before_the_next_heartbeat_is_due(
+    tmp_path: Path,
+) -> None:
+    """Rank 0, whose word it usually is, may be the one that is gone."""
+    recorder = Recorder(tmp_path, WriterId(1, 1, new_token()), {})
+    recorder.start()
+    try:
+        recorder.progress.control_off = "rank 0 is gone"
+        began = time.monotonic()
+        recorder.append("ev", {"type": "notice"})
+        said: list[str] = []
+        while not any(said) and time.monotonic() - began < 0.9:
+            beats = Reader(tmp_path, kinds=("hb",)).poll()
+            said += [each.body.get("control_off", "") for each in beats]
+            time.sleep(0.02)
+        assert "rank 0 is gone" in said
+    finally:
+        recorder.close("finished", "", 5.0)
