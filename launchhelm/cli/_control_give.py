@@ -76,12 +76,8 @@ def send(
 
 def is_wanted(arguments: argparse.Namespace, output: Output) -> bool:
     """Ask the person, if one sits at a terminal."""
-    try:
-        if not sys.stdin.isatty() or arguments.yes or confirmed(output):
-            return True
-    except KeyboardInterrupt:
-        output.say("\nInterrupted. Nothing was sent, nothing changed.")
-        raise
+    if not sys.stdin.isatty() or arguments.yes or confirmed(output):
+        return True
     output.say("Not sent, nothing changed.")
     return False
 

@@ -54,16 +54,27 @@ class Following:
             if not self.arguments.no_wait:
                 return self._wait(id_, command)
         except KeyboardInterrupt:
-            said = f"\nInterrupted. Command {id_} stays and may still be applied; {self.see()}"
-            self.output.say(said)
-            if local.is_interrupted_again(self.output):
-                self._take_back(id_)
+            self._leave(id_)
             return Exit.INTERRUPTED
         if self.output.json:
             self.output.document({"sent": True, "id": id_, "state": "submitted"})
         else:
             self.output.line(id_)
         return Exit.DONE
+
+    def _leave(self, id_: str) -> None:
+        """Say where a command stands whose giver does not wait for it, or take it back."""
+        if local.is_interrupted_again(self.output):
+            self._take_back(id_)
+            return
+        try:
+            command = self.there.client.get_command(id_)
+        except (ApiError, KeyboardInterrupt):
+            command = {}
+        if command.get("execution") in words.FINAL:
+            self._print(command, words.sentence_of(command))
+        else:
+            self.output.say(f"Command {id_} stays and may still be applied; {self.see()}")
 
     def _take_back(self, id_: str) -> None:
         """Cancel it; one that was picked up meanwhile is shown as it is."""
@@ -79,6 +90,7 @@ class Following:
 
     def _wait(self, id_: str, command: Json) -> int:
         began = said_at = time.monotonic()
+        said = ""
         picked_up, tries, silent_s = False, 0, None
         timeout_s = self.arguments.timeout
         while True:
@@ -101,7 +113,9 @@ class Following:
                     session = self.there.session(_participant(command), again=True)
                     silent_s = session.silent_s if session is not None else None
                     sentence = words.sentence_of(command, waited_s=waited_s, silent_s=silent_s)
-                    self.output.say(str(sentence))
+                    if str(sentence) != said:
+                        said = str(sentence)
+                        self.output.say(said)
                     self._hint(command, silent_s)
                 pause = _POLL_S if waited_s < _FIRST_POLLS_S else _LATER_POLL_S
                 self._sleep(pause, began, timeout_s)

@@ -266,6 +266,35 @@ def test_an_interrupt_leaves_the_command_and_names_it(
     assert command["cmd"] in ran.err and "may still be applied" in ran.err
 
 
+def test_a_command_that_ends_while_a_second_interrupt_is_waited_for_is_told_as_it_is(
+    run: MadeRun, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleep(seconds: float) -> None:
+        if seconds != _control_send.AGAIN_S:
+            raise KeyboardInterrupt
+        (sent,) = commands_in(run.path)
+        command = Command(sent["cmd"], "lr", sent["args"])
+        run.conclude(command, applied(command))
+
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    monkeypatch.setattr(_control_send.time, "sleep", sleep)
+    ran = cli("control", "ddp-run", "lr", "scale=0.5")
+    assert ran.code == 130
+    assert ran.out.startswith("Applied at step 412 on all 2 processes")
+    assert "may still be applied" not in ran.err
+
+
+def test_the_same_word_is_not_said_twice(
+    run: MadeRun, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_control_send, "WORD_EVERY_S", 0.05)
+    for journal in run.journals:
+        journal.beat(400, 2, step_time_ms=None)
+    ran = cli("control", "ddp-run", "lr", "scale=0.5", "--at-step=1000000", "--timeout=1")
+    assert ran.code == 8
+    assert ran.err.count("Scheduled for step 1,000,000") == 1, ran.err
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_second_interrupt_takes_the_command_back(
     run: MadeRun, cli: Cli, monkeypatch: pytest.MonkeyPatch, is_late: bool

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import math
-import os
-import pty
 import re
-import select
 import signal
-import struct
-import subprocess
-import sys
-import termios
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,6 +18,7 @@ from launchhelm.views import open_run
 from launchhelm.views.curves import Curves
 from tests.support.cli_runs import MadeRun
 from tests.support.reading import RunBuilder
+from tests.support.terminal import Terminal
 from tests.unit.cli.conftest import Cli
 
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
@@ -100,62 +92,12 @@ def test_a_spark_rises_and_says_where_nothing_but_nan_is(root: Path) -> None:
     assert ranks == sorted(ranks)
 
 
-class Terminal:
-    """A pseudo-terminal with `launchhelm top` in it."""
-
-    def __init__(self, root: Path, columns: int = 100, *words: str, locale: str = "C.UTF-8"):
-        self._ours, theirs = pty.openpty()
-        self.resize(columns)
-        environment = {**os.environ, "LC_ALL": locale, "PYTHONUTF8": "0", "TERM": "xterm"}
-        if locale == "C":
-            environment |= {"PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
-        for name in ("COLUMNS", "LINES"):
-            environment.pop(name, None)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "launchhelm", "top", "--root", str(root), *words],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env=environment,
-            start_new_session=True,
-            # In the background a shell has Ctrl-C ignored, and whoever it starts inherits that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-        os.close(theirs)
-        self.seen = ""
-
-    def resize(self, columns: int) -> None:
-        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-
-    def type(self, keys: str) -> None:
-        os.write(self._ours, keys.encode())
-
-    def until(self, condition: Callable[[str], bool], timeout_s: float = 30.0) -> str:
-        """Read until what was drawn satisfies a condition."""
-        deadline = time.monotonic() + timeout_s
-        while not condition(self.seen):
-            assert time.monotonic() < deadline, self.seen[-2000:]
-            ready, _, _ = select.select([self._ours], [], [], 0.2)
-            if ready:
-                try:
-                    self.seen += os.read(self._ours, 65536).decode(errors="replace")
-                except OSError:  # The other side has closed it.
-                    assert condition(self.seen), self.seen[-2000:]
-        return self.seen
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        os.close(self._ours)
-
-
 @pytest.fixture
 def terminal(root: Path) -> Iterator[Callable[..., Terminal]]:
     opened: list[Terminal] = []
 
-    def start(*more: object, **options: str) -> Terminal:
-        opened.append(Terminal(root, *more, **options))  # type: ignore[arg-type]
+    def start(columns: int = 100, *words: str, **options: str) -> Terminal:
+        opened.append(Terminal(root, columns, "top", *words, **options))
         return opened[-1]
 
     yield start
