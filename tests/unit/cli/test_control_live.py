@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -35,21 +36,49 @@ run.finish()
 """
 
 
-@pytest.fixture
-def training(root: Path, cli: Cli) -> Iterator[None]:
-    """Run the loop until the test is over."""
+TRAINER = """
+import pathlib, sys, time
+import torch
+import launchhelm.torch as lht
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with lht.init("quickstart", name="trainer", state_dir=sys.argv[1]) as tr:
+    tr.watch(model, optimizer, controls=("lr", "stop", "pause"))
+    step = 0
+    while not tr.stop_requested and not pathlib.Path(sys.argv[1], "stop").exists():
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 2)).square().mean()
+        loss.backward()
+        optimizer.step()
+        tr.step(step=step, loss=loss)
+        time.sleep(0.01)
+        step += 1
+"""
+
+
+@contextmanager
+def running(script: str, root: Path, cli: Cli, *, control: str) -> Iterator[None]:
+    """Run a script until the block is over; begin once it offers a control."""
     process = subprocess.Popen(
-        [sys.executable, "-c", LOOP, str(root)], cwd=REPOSITORY, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", script, str(root)], cwd=REPOSITORY, stderr=subprocess.DEVNULL
     )
     try:
-        deadline = time.monotonic() + 30
-        while "set_rate" not in cli("control", "latest", "list").out:
+        deadline = time.monotonic() + 60
+        while control not in cli("control", "latest", "list").out:
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.05)
         yield
     finally:
         (root / "stop").touch()
         process.wait(timeout=30)
+
+
+@pytest.fixture
+def training(root: Path, cli: Cli) -> Iterator[None]:
+    """Run the loop until the test is over."""
+    with running(LOOP, root, cli, control="set_rate"):
+        yield
 
 
 def test_a_command_from_the_command_line_acts_in_a_running_process(
@@ -70,3 +99,23 @@ def test_a_command_from_the_command_line_acts_in_a_running_process(
     log = cli("control", "loop", "log", "--json").lines
     assert [line["state"] for line in log] == ["applied", "applied", "expired", "outcome_unknown"]
     assert log[0]["reason"] == "why not" and log[0]["owner"]
+
+
+def test_a_pause_is_seen_and_a_command_acts_in_the_step_of_the_pause(root: Path, cli: Cli) -> None:
+    with running(TRAINER, root, cli, control="pause"):
+        paused = cli("control", "trainer", "pause", "--json", "--timeout", "60").document
+        assert paused["state"] == "applied", paused
+        step = int(paused["applied_at"]["step"])
+        deadline = time.monotonic() + 60
+        while f"paused at step {step:,}" not in cli("ls").out:
+            assert time.monotonic() < deadline, cli("ls").out
+            time.sleep(0.1)
+        assert f"paused at step {step:,}" in cli("show", "trainer").out
+        ran = cli("control", "trainer", "lr", "scale=0.5", f"--at-step={step}", "--timeout=60")
+        assert ran.out == f"Applied at step {step:,}, lr 0.1 -> 0.05\n", ran.err
+        assert "has passed" not in ran.err
+        assert cli("control", "trainer", "resume", "--timeout=60").code == 0
+        while "paused" in cli("ls").out:
+            assert time.monotonic() < deadline, cli("ls").out
+            time.sleep(0.1)
+        assert cli("ls", "--json").document["state"] == "running"

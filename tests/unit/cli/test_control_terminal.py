@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +10,7 @@ import pytest
 from tests.support.cli_runs import MadeRun, commands_in
 from tests.support.terminal import Terminal
 from tests.unit.cli.conftest import Cli
-from tests.unit.cli.test_control_live import LOOP, REPOSITORY
+from tests.unit.cli.test_control_live import LOOP, running
 
 CTRL_C = "\x03"
 
@@ -60,14 +57,7 @@ def test_ctrl_c_leaves_a_command_and_says_how_to_take_it_back(
 def test_a_second_ctrl_c_takes_it_back_and_its_answer_has_a_line_of_its_own(
     root: Path, terminal: Callable[..., Terminal], cli: Cli
 ) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", LOOP, str(root)], cwd=REPOSITORY, stderr=subprocess.DEVNULL
-    )
-    try:
-        deadline = time.monotonic() + 30
-        while "set_rate" not in cli("control", "latest", "list").out:
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.05)
+    with running(LOOP, root, cli, control="set_rate"):
         words = ("loop", "--color=never", "set_rate", "rate=0.5", "--yes", "--at-step", "1000000")
         waiting = terminal(*words)
         waiting.until(lambda seen: "written" in seen)
@@ -79,6 +69,3 @@ def test_a_second_ctrl_c_takes_it_back_and_its_answer_has_a_line_of_its_own(
         (line,) = [each for each in seen.splitlines() if "nothing changed" in each]
         assert line.startswith("Cancelled by ")
         assert [each.strip() for each in seen.splitlines() if "^C" in each] == ["^C", "^C"]
-    finally:
-        (root / "stop").touch()
-        process.wait(timeout=30)
