@@ -17,6 +17,9 @@ from typing import Any, Final
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 
 BEAT_S: Final = 15.0
+AWAITED_S: Final = 20.0
+"""After this time without a heartbeat a process is late when the others get no further."""
+
 LATE_S: Final = 45.0
 SILENT_S: Final = 120.0
 

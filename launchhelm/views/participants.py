@@ -253,10 +253,11 @@ class Watch:
 
     @property
     def stands(self) -> bool:
-        """Whether it waits for others, or no step ended between its two newest heartbeats."""
-        if self.step is None or self.earlier_beat is None:
+        """Whether it waits for others, or should have made a step between two heartbeats."""
+        if self.beat is None or self.earlier_beat is None or self.step is None:
             return self.waits
-        return self.waits or self.steps_per_s() == 0
+        is_slow = _number(self.beat, "step_time_ms") >= 1000 * self.beat_interval_s()
+        return self.waits or (self.steps_per_s() == 0 and not is_slow)
 
     def steps_per_s(self) -> float:
         """Steps per second between the two newest heartbeats, by the writer's monotonic clock."""

@@ -107,9 +107,64 @@ def test_a_rank_that_stands_still_is_late_then_silent(
     beat([moving], clock, 10)
     view.refresh()
     clock.pass_s(still_s - 1)
-    beat([moving], clock, 10)
+    beat([moving], clock, 11)
     view.refresh()
     assert [row.state for row in view.participants] == ["ok", state]
+
+
+@pytest.mark.parametrize("phase", ["waiting at step 10", "training"])
+@pytest.mark.parametrize(("still_s", "state"), [(19, "ok"), (21, "late"), (121, "silent")])
+def test_who_is_not_heard_of_is_late_sooner_when_the_others_get_no_further(
+    tmp_path: Path, clock: FakeClock, still_s: float, state: str, phase: str
+) -> None:
+    run = RunBuilder(tmp_path, world_size=3)
+    first, _, third = started(run, 3)
+    view = look(run, clock)
+    clock.pass_s(still_s - 1)
+    beat([first, third], clock, 10, phase=phase)
+    view.refresh()
+    assert [row.state for row in view.participants] == ["ok", state, "ok"]
+
+
+def test_who_is_not_heard_of_is_not_late_sooner_while_another_rank_goes_on(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    run = RunBuilder(tmp_path, world_size=3)
+    first, _, third = started(run, 3)
+    view = look(run, clock)
+    clock.pass_s(30)
+    beat([first], clock, 10, phase="waiting at step 10")
+    beat([third], clock, 11)
+    view.refresh()
+    assert [row.state for row in view.participants] == ["ok", "ok", "ok"]
+
+
+def test_a_rank_that_waits_is_not_behind_whatever_the_step_of_the_one_it_waits_for(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    run = RunBuilder(tmp_path, world_size=3)
+    first, stopped, third = started(run, 3, step=10)
+    # The one that was stopped had gone on without the others, and has just said so, twice.
+    beat([stopped], clock, 500)
+    beat([stopped], clock, 500)
+    clock.pass_s(3)
+    beat([first, third], clock, 400, phase="waiting at step 400")
+    rows = look(run, clock).participants
+    assert [row.state for row in rows] == ["ok", "ok", "ok"]
+
+
+def test_a_rank_that_is_not_heard_of_is_not_said_to_be_behind_a_front_that_stands(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    """It made 20 steps a second, and may have been where the others are when it was stopped."""
+    run = RunBuilder(tmp_path, world_size=2)
+    first, stopped = started(run, 2, step=100)
+    beat([first, stopped], clock, 400)
+    for step in (700, 700):
+        clock.pass_s(8)
+        beat([first], clock, step)
+    rows = look(run, clock).participants
+    assert [(row.state, row.lag) for row in rows] == [("ok", 0), ("ok", 0)]
 
 
 @pytest.mark.parametrize("skew_s", [600.0, -600.0, 3600.0, -3600.0])
