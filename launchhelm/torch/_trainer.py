@@ -134,6 +134,7 @@ class Trainer:
             take_tunables=self._take_tunables,
         )
         self._raises_stop = False
+        self._knows_of_stop = False
         self._signals: StopSignals | None = None
         self._has_saved = False
         self._odd_names: set[str] = set()
@@ -165,7 +166,7 @@ class Trainer:
         board = self._links.board if self._links is not None else None
         self._signals = signals
         rank, recorder = self.control.group_rank, self.run.recorder
-        signals.begin(rank, board, recorder, lambda: self.stop_requested)
+        signals.begin(rank, board, recorder, lambda: self._flow.now.stop_requested)
         if self._desk is not None:
             self._desk.urgent = signals.command
         self._built_in.always = frozenset(("stop",))
@@ -184,6 +185,8 @@ class Trainer:
     @property
     def stop_requested(self) -> bool:
         """Whether a `stop` command has landed; true on every rank from the same step on."""
+        # A loop that never learns of it ends by itself, and its run reads so.
+        self._knows_of_stop |= self._flow.now.stop_requested
         return self._flow.now.stop_requested
 
     @property
@@ -318,6 +321,7 @@ class Trainer:
         if self._panel is not None:
             self._look(self._panel, number, now)
         if self._raises_stop and self._flow.now.stop_requested:
+            self._knows_of_stop = True
             raise TrainingStopped(f"A stop command landed at step {number}.")
 
     def _heed(self, signals: StopSignals) -> None:
@@ -693,7 +697,7 @@ class Trainer:
                 close_run=False, timeout=timeout, state="terminated", reason=self._reason
             )
         else:
-            told = STOP_COMMAND if self.stop_requested else ""
+            told = STOP_COMMAND if self._knows_of_stop else ""
             self._reason = told or "finished"
             self.run.finish(close_run=close_run, timeout=timeout, reason=told)
         self._let_signals_go()

@@ -62,6 +62,16 @@ def test_a_stop_is_seen_by_the_loop_from_the_step_where_it_landed(trainer: lht.T
     assert state.text.startswith("stopped by a stop command at step")
 
 
+def test_a_loop_that_never_asks_whether_to_stop_has_finished_by_itself(
+    trainer: lht.Trainer,
+) -> None:
+    watch(trainer, "stop")
+    assert commanded(trainer, "stop").state == "applied"
+    trainer.step()
+    trainer.finish()
+    assert views.open_run(trainer.run.directory).state.word == "finished"
+
+
 def test_a_stop_may_be_an_exception(trainer: lht.Trainer) -> None:
     watch(trainer, "stop", on_stop="raise")
     with pytest.raises(lht.TrainingStopped, match="landed at step"):
