@@ -27,7 +27,16 @@ from launchhelm.controls import decide, orders
 from launchhelm.controls.schema import require
 from launchhelm.controls.undo import Change, Changes
 from launchhelm.models import Capability, Document, Scope, timestamp
-from launchhelm.records import CANCEL, FINAL_STATES, FREEZE, ORDERS, UNFREEZE, Command, Outcome
+from launchhelm.records import (
+    CANCEL,
+    FINAL_STATES,
+    FREEZE,
+    ORDERS,
+    REAPPLY,
+    UNFREEZE,
+    Command,
+    Outcome,
+)
 from launchhelm.store.claims import Ledger
 from launchhelm.store.inbox import Arrival, Inbox
 from launchhelm.store.layout import CommandName
@@ -351,6 +360,9 @@ class CommandDesk:
                 change = Change.of(command.name, command.payload, outcome.changes)
                 changes = self._changes.setdefault(command.name, Changes())
                 changes.take(command.id, command.reverts, change)
+                if held is None and command.issued_by == REAPPLY:
+                    # What an earlier process was commanded stands again; the ledger knows what.
+                    self._forget(command.name)
         full = outcome.but(
             command=command.id,
             name=command.name,
@@ -370,8 +382,7 @@ class CommandDesk:
     def restored(self, name: str) -> None:
         """Note that a restored state, not a command, has changed what a control holds. No I/O."""
         with self._lock:
-            self._changes.pop(name, None)
-            self._restored_at[name] = self._clock.monotonic()
+            self._forget(name)
 
     def close(self) -> None:
         """Conclude what is still open, because no safe point will be passed any more."""
@@ -639,6 +650,10 @@ class CommandDesk:
             return True
         changes = self._changes.get(name)
         return changes is not None and not changes.may_undo(reverts)
+
+    def _forget(self, name: str) -> None:
+        self._changes.pop(name, None)
+        self._restored_at[name] = self._clock.monotonic()
 
     def _validate(self, held: _Held) -> decide.Judgement:
         """Ask the control's own check, which is the user's code and runs without our lock."""

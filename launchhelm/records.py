@@ -166,6 +166,9 @@ UNFREEZE: Final = "run:unfreeze"
 ORDERS: Final = (CANCEL, FREEZE, UNFREEZE)
 """Commands about commands: rank 0 carries them out where it takes them in, without the loop."""
 
+REAPPLY: Final = "reapply=True"
+"""The issuer of what a run commands by itself, to bring back what a restart or a load has lost."""
+
 STOP_COMMAND: Final = "a stop command"
 """The reason of an end to which the loop was told; the run has finished all the same."""
 

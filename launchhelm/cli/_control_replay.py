@@ -16,6 +16,7 @@ from launchhelm.cli._exit import Exit, UsageError
 from launchhelm.cli.output import Output
 from launchhelm.records import Command
 from launchhelm.store import inbox
+from launchhelm.views.lineage import step_of
 from launchhelm.views.plan import refusal_of
 from launchhelm.views.replay import (
     Choice,
@@ -24,7 +25,6 @@ from launchhelm.views.replay import (
     Told,
     UnknownControls,
     replay_of,
-    step_of,
     told_by,
     told_in,
 )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from launchhelm import views
+from launchhelm._wording import json_text
 from launchhelm.cli import (
     _control_give,
     _control_orders,
@@ -23,6 +24,7 @@ from launchhelm.cli.output import Output
 from launchhelm.env import load_env
 from launchhelm.views.around import around_of
 from launchhelm.views.plan import refusal_of, values_of
+from launchhelm.views.replay import replay_documents
 
 DESCRIPTION = """Send one command to a running training and say what became of it.
 `control RUN list` shows what may be changed, `control RUN log` every command so far. The words
@@ -102,7 +104,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     verb = "" if is_sent else name
     if verb in SUBVERBS and fields:
         raise UsageError(
-            f"control {name} takes a run and nothing else, got {fields[0]!r}.",
+            f"control {name} takes a run and nothing else, got {json_text(fields[0])}.",
             remedy=f"A control that is called {name}: control RUN send {name} key=value",
         )
     _require_sensible(arguments)
@@ -220,10 +222,12 @@ def _list(view: views.RunView, output: Output) -> int:
 
 
 def _log(view: views.RunView, output: Output) -> int:
+    replays = replay_documents(view) if output.json else {}
     for command in view.commands:
         if output.json:
             around = around_of(view, command=command)
-            output.document(documents.command_document(command, around))
+            document = documents.command_document(command, around)
+            output.document({**document, "replay": replays.get(command.id)})
         else:
             print_command(command, view, output)
     if not view.commands:

@@ -58,21 +58,35 @@ class Changes:
         self._before: dict[str, str] = {}
         self._after: dict[str, str] = {}
         self._changes: dict[str, Change] = {}
-        self._undone: set[str] = set()
         self._restores = 0
+        self._has_lost = False
 
-    def take(self, command: str, reverts: str, change: Change) -> None:
-        """Add a command that was applied, and which one it undid, "" for none."""
-        before = self.state
-        self._before[command], self._changes[command] = before, change
-        target = self._changes.get(reverts)
-        if target is not None and self.may_undo(reverts) and _cancel_out(target, change):
+    def take(self, command: str, reverts: str, change: Change, brings_back: str = "") -> None:
+        """Add a command that was applied.
+
+        Args:
+            reverts: The command that it undid, "" for none.
+            brings_back: The last command of those that a restored state undid and that this one
+                put in effect again, "" for none.
+        """
+        self._before[command], self._changes[command] = self.state, change
+        if reverts and reverts not in self._after and self.may_undo(reverts):
+            # Of an earlier process: the sender knows what that led to.
+            self._after[reverts], self._before[reverts] = self.state, f"before {reverts}"
+        self._has_lost = self._has_lost and bool(brings_back)
+        if self._is_taken_back(reverts, change):
             self.state = self._before[reverts]
-        elif reverts and target is None and not self.state:
-            self._undone.add(reverts)  # Of an earlier process: the sender knows what that led to.
+        elif self._has_lost and brings_back in self._after:
+            self.state = self._after[brings_back]
         else:
             self.state = command
         self._after[command] = self.state
+
+    def _is_taken_back(self, reverts: str, change: Change) -> bool:
+        if reverts not in self._after or not self.may_undo(reverts):
+            return False
+        target = self._changes.get(reverts)
+        return target is None or _cancel_out(target, change)
 
     def restored(self, values: Any, factors: Mapping[int, float] | None) -> None:
         """Note that a restart or a restored state undid the last changes, as far as it says itself.
@@ -81,6 +95,7 @@ class Changes:
             values: Of the control since then; Any: JSON.
             factors: By how much the schedule of a group is scaled since then; None without one.
         """
+        self._has_lost = True
         for state in self._earlier():
             if self._is_as_in(state, values, factors):
                 self.state = state
@@ -88,13 +103,17 @@ class Changes:
         self._restores += 1
         self.state = f"restored {self._restores}"
 
+    def standing(self) -> list[str]:
+        """Return the commands that led to the state of now, newest first."""
+        return [state for state in (self.state, *self._earlier()) if state in self._changes]
+
     def may_undo(self, command: str) -> bool:
         """Whether the control is in the state that this command made.
 
         Of a command of an earlier process only the sender knows, as long as nothing stands here.
         """
         if command not in self._after:
-            return not self.state and command not in self._undone
+            return self.state not in self._changes
         return self._after[command] == self.state
 
     def is_undone(self, command: str) -> bool:
@@ -113,14 +132,14 @@ class Changes:
         if factors:
             scaled = self._scaled(state)
             return all(
-                scaled is not None and _same(scaled.get(group, 1.0), factor)
+                scaled is not None and same(scaled.get(group, 1.0), factor)
                 for group, factor in factors.items()
             )
         if state:
             change = self._changes.get(state)
-            return change is not None and change.is_known and _same(change.new, values)
+            return change is not None and change.is_known and same(change.new, values)
         first = next(iter(self._changes.values()), None)
-        return first is not None and first.is_known and _same(first.old, values)
+        return first is not None and first.is_known and same(first.old, values)
 
     def _scaled(self, state: str) -> dict[int, float] | None:
         """Return by how much the changes up to a state scale each group, None where it is open."""
@@ -146,11 +165,11 @@ def _cancel_out(one: Change, other: Change) -> bool:
         if None in (*one.factors, *other.factors) or len(one.factors) != len(other.factors):
             return False
         pairs = zip(one.factors, other.factors, strict=True)
-        return all(_same(a * b, 1.0) for a, b in pairs if a is not None and b is not None)
-    if one.is_known and other.is_known and _same(one.old, other.new):
+        return all(same(a * b, 1.0) for a, b in pairs if a is not None and b is not None)
+    if one.is_known and other.is_known and same(one.old, other.new):
         return True
     if one.scale and other.scale and one.group == other.group:
-        return _same(one.scale * other.scale, 1.0)
+        return same(one.scale * other.scale, 1.0)
     return _scales_back(one, other)
 
 
@@ -161,15 +180,17 @@ def _scales_back(one: Change, other: Change) -> bool:
     if len({len(side) for side in sides}) != 1:
         return False
     return all(
-        all(_is_number(each) for each in row) and _same(row[1] * row[3], row[0] * row[2])
+        all(_is_number(each) for each in row) and same(row[1] * row[3], row[0] * row[2])
         for row in zip(*sides, strict=True)
     )
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
+    """Whether two values of a control are equal but for rounding."""
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if _is_number(one) and _is_number(other):
+        return len(one) == len(other) and all(map(same, one, other))
+    is_whole = isinstance(one, int) and isinstance(other, int)
+    if _is_number(one) and _is_number(other) and not is_whole:
         return math.isclose(one, other, rel_tol=_CLOSE)
     return bool(one == other)
 

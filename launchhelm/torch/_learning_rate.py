@@ -129,7 +129,7 @@ class LearningRate:
     def factors_since(self, snapshot: Any) -> list[float | None] | None:
         """Return by how much the schedule of each group was scaled since; None without a schedule.
 
-        None for a group that is held: no factor undoes that.
+        None for a group that was 0 or is held: no factor undoes that.
         """
         return self.rates.factors_since(snapshot)
 

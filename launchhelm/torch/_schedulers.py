@@ -233,10 +233,13 @@ class Rates:
     def factors_since(self, snapshot: RatesSnapshot) -> list[float | None] | None:
         """Return by how much the schedule of each group was scaled since; None without one.
 
-        None for a group whose rate is held until the schedule moves.
+        Under `ReduceLROnPlateau` that is the rate. None for a group that no factor brings back.
         """
-        if not self.has_schedule:
+        if self.scheduler is None:
             return None
+        if not self.has_schedule:
+            pairs = zip((float(rates[0]) for rates in snapshot.rates), self.now(), strict=True)
+            return [_ratio(before, after) for before, after in pairs]
         factors: list[float | None] = []
         for index, now in enumerate(self.multipliers()):
             before = snapshot.slots.get(index, _UNTOUCHED)
@@ -455,6 +458,12 @@ def _moved(was: Rate, scheduled: Rate, rate: Rate, multiplier: float) -> Rate:
     if isinstance(scheduled, torch.Tensor):  # Compared where it is: nobody waits for the device.
         return torch.where(scheduled == was, rate, scheduled * multiplier)
     return rate if scheduled == was else scheduled * multiplier
+
+
+def _ratio(before: float, after: float) -> float | None:
+    if before == after:
+        return 1.0
+    return after / before if before and after else None
 
 
 def _close(one: float, other: float) -> bool:

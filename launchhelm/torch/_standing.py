@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from launchhelm._ids import new_id
-from launchhelm.controls.assign import PER_GROUP, payload_of
-from launchhelm.records import Command, Outcome
+from launchhelm.controls.assign import PER_GROUP, factors_payload, payload_of, values_payload
+from launchhelm.controls.undo import same
+from launchhelm.records import REAPPLY, Command, Outcome
 from launchhelm.run import Run
-from launchhelm.torch._controls import StateControl, is_number
+from launchhelm.torch._controls import StateControl
 from launchhelm.torch._controls_past import Commanded, Past, add, past_of, per_group
 from launchhelm.torch._groups import before_load, chain
 from launchhelm.torch._learning_rate import LearningRate
@@ -33,6 +34,8 @@ RESTORE: Final = "restore"
 WATCH: Final = "another watch"
 
 _CLOSE: Final = 1e-6
+_ROUNDING: Final = 1e-12
+"""By so much a quotient of rates may miss the factor that was typed."""
 
 
 @dataclass(slots=True)
@@ -222,7 +225,7 @@ class Standing:
                 new_id(),
                 lost.name,
                 payload,
-                issued_by="reapply=True",
+                issued_by=REAPPLY,
                 reason=f"commanded {lost.where}, reverted by {lost.why}",
                 replays=f"{self._run.run_id}/{lost.command}",
             )
@@ -254,8 +257,8 @@ def _lost_groups(control: StateControl, commanded: Commanded) -> list[int]:
         for group, value in commanded.values.items()
         # What the script or its scheduler made of it afterwards may have been restored too.
         if group < len(now)
-        and not _same(now[group], value)
-        and not (group < len(seen) and _same(now[group], seen[group]))
+        and not same(now[group], value)
+        and not (group < len(seen) and same(now[group], seen[group]))
     ]
 
 
@@ -279,28 +282,48 @@ def _missing(
 
     They are taken off the list. None: nothing is missing, or no command can.
     """
-    payloads = {group: _input(control, commanded, group) for group in groups}
-    wanted = {group: each for group, each in payloads.items() if each is not None}
-    groups[:] = wanted
-    if not wanted:
-        return None
-    first, payload = next(iter(wanted.items()))
-    alike = all(each == payload for each in wanted.values())
-    if alike and len(wanted) == len(per_group(control.values().get(control.name))):
-        groups.clear()
-        return payload
-    groups.remove(first)
-    return {**payload, "group": first} if control.name in PER_GROUP else payload
-
-
-def _input(control: StateControl, commanded: Commanded, group: int) -> dict[str, Any] | None:
-    factor, value = commanded.factors.get(group), commanded.values[group]
     rates = _scheduled(control)
-    if rates is not None and factor is not None:
-        now = rates.factor(group)
-        return None if _same(now, factor) or not now else {"scale": factor / now}
-    held = per_group(control.values().get(control.name))[group]
-    return None if _same(held, value) else payload_of(control.name, value)
+    if rates is not None:
+        factors = [1.0] * rates.group_count
+        for group in [each for each in groups if commanded.factors.get(each) is not None]:
+            groups.remove(group)
+            factors[group] = _factor(rates.factor(group), commanded.factors[group])
+        if any(each != 1.0 for each in factors):
+            return factors_payload([_nearly(each, factors) for each in factors])
+    now = per_group(control.values().get(control.name))
+    lost = {each: commanded.values[each] for each in groups if each < len(now)}
+    lost = {each: value for each, value in lost.items() if not same(now[each], value)}
+    groups[:] = lost
+    if rates is None and lost:
+        wanted = [lost.get(group, value) for group, value in enumerate(now)]
+        payload = values_payload(control.name, wanted, now)
+        if payload is not None:
+            groups.clear()
+            return payload
+    while groups:
+        group = groups.pop(0)
+        number = group if control.name in PER_GROUP else None
+        payload = payload_of(control.name, lost[group], number)
+        if payload is not None:
+            return payload
+    return None
+
+
+def _factor(now: float, wanted: float | None) -> float:
+    """Return what leads from one factor to another; 1 where nothing is missing, or nothing leads.
+
+    Rates are read back inexactly, and a factor of 0.5 is no 0.49999999999999994.
+    """
+    if wanted is None or not now or same(now, wanted):
+        return 1.0
+    factor = wanted / now
+    plain = float(f"{factor:.10g}")
+    return plain if math.isclose(plain, factor, rel_tol=_ROUNDING) else factor
+
+
+def _nearly(factor: float, factors: list[float]) -> float:
+    """Return the first of the factors that is equal but for rounding, so that ratios stay."""
+    return next(each for each in factors if math.isclose(each, factor, rel_tol=_ROUNDING))
 
 
 def _sentence(control: StateControl, commanded: Commanded, lost: _Lost) -> str:
@@ -318,12 +341,6 @@ def _sentence(control: StateControl, commanded: Commanded, lost: _Lost) -> str:
         f"{what}; {was} was commanded {lost.where} and is not in effect any more "
         f"(reverted by {lost.why})."
     )
-
-
-def _same(one: Any, other: Any) -> bool:
-    if is_number(one) and is_number(other):
-        return math.isclose(one, other, rel_tol=_CLOSE)
-    return bool(one == other)
 
 
 def _said(values: list[Any]) -> str:

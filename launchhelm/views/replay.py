@@ -5,18 +5,27 @@ The command line and the dashboard show the same plan, and send what is in it.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from launchhelm import _strict, _wording
 from launchhelm.controls import preview
-from launchhelm.records import ORDERS
+from launchhelm.records import ORDERS, REAPPLY
+from launchhelm.views.commands import CommandView
+from launchhelm.views.lineage import (
+    NOT_APPLIED,
+    Place,
+    brought_back,
+    original_of,
+    places,
+    step_of,
+)
 from launchhelm.views.plan import values_of
 from launchhelm.views.run import RunView
 
 MAX_STEP: Final = 1 << 53
+_DONE: Final = "it was replayed already"
 
 Json = dict[str, Any]  # Any: JSON.
 
@@ -27,7 +36,10 @@ class Told:
 
     Args:
         source: `<run>/<id>`, or the id alone where a file does not tell the run.
-        step: At which it was applied there, None when that is not known.
+        step: From which on it was in effect there, None when that is not known.
+        why: It did not lead to the last state of that run, "" when it did.
+        reverts: The id of the command that it undid, "" for none.
+        brings_back: The id of the command that the run commanded again with it, "" for none.
     """
 
     source: str
@@ -36,6 +48,9 @@ class Told:
     reason: str
     state: str
     step: int | None
+    why: str = ""
+    reverts: str = ""
+    brings_back: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +114,30 @@ class UnknownControls(ValueError):
 
 def told_by(view: RunView) -> list[Told]:
     """Return the commands of a run, oldest first."""
-    return [
-        Told(
-            f"{view.run_id}/{each.id}",
-            each.name,
-            dict(each.payload),
-            each.reason,
-            each.state,
-            step_of(each.outcome.applied_at if each.outcome is not None else None),
-        )
-        for each in view.commands
-    ]
+    found = places(view)
+    return [_told_by(view, each, found.get(each.id)) for each in view.commands]
+
+
+def _told_by(view: RunView, command: CommandView, place: Place | None) -> Told:
+    if place is None:
+        outcome = command.outcome
+        place = Place(step_of(outcome.applied_at) if outcome is not None else None)
+    return Told(
+        f"{view.run_id}/{command.id}",
+        command.name,
+        dict(command.payload),
+        command.reason,
+        command.state,
+        place.step,
+        place.why,
+        command.reverts,
+        original_of(command),
+    )
+
+
+def replay_documents(view: RunView) -> dict[str, Json]:
+    """Return what an exported ledger says to a replay of it, by command that was applied."""
+    return {id_: {"step": it.step, "why": it.why} for id_, it in places(view).items()}
 
 
 def told_in(text: str) -> list[Told]:
@@ -137,26 +165,54 @@ def replay_of(run: RunView, ledger: Iterable[Told], choice: Choice) -> list[Entr
         _id_of(each.replays) for each in run.commands if each.is_pending or each.state == "applied"
     }
     planned: set[str] = set()
-    found = []
+    found: list[tuple[Told, int | None, str]] = []
     for each in told:
         if (choice.only and each.name not in choice.only) or each.name in choice.but:
             continue
         step, why = _step_here(each, choice)
         why = _objection(run, each, step, why)
         if not why and _id_of(each.source) in done:
-            why = "it was replayed already"
+            why = _DONE
         if not why and each.source in planned:
             why = "it is listed twice"
         if not why:
             planned.add(each.source)
-        found.append(Entry(each.source, each.name, each.payload, each.reason, step, why))
-    return sorted(found, key=lambda entry: entry.step or 0)
+        found.append((each, step, why))
+    gone = _Gone(found)
+    entries = [
+        Entry(each.source, each.name, each.payload, each.reason, step, why or gone.of(each))
+        for each, step, why in found
+    ]
+    return sorted(entries, key=lambda entry: entry.step or 0)
 
 
-def step_of(at: object) -> int | None:
-    """Return the step of `applied_at`, None when it tells none."""
-    step = at.get("step") if isinstance(at, Mapping) else None
-    return int(str(step)) if re.fullmatch(r"-?\d{1,15}", str(step), re.ASCII) else None
+class _Gone:
+    """Which commands are not given, so that nothing is to be undone of them."""
+
+    def __init__(self, found: Iterable[tuple[Told, int | None, str]]) -> None:
+        self._told: dict[str, Told] = {}
+        self._is_given: dict[str, bool] = {}
+        for each, _, why in found:
+            id_ = _id_of(each.source)
+            self._told[id_] = each
+            self._is_given[id_] = self._is_given.get(id_, False) or why in ("", _DONE)
+
+    def of(self, told: Told) -> str:
+        """Say what a command undid that is not given, "" when all of that is."""
+        seen: set[str] = set()
+        id_ = told.reverts
+        while id_ and id_ not in seen:
+            seen.add(id_)
+            undone = self._told.get(id_)
+            if undone is None:
+                return f"it undid {id_}, which is not in that ledger"
+            if undone.brings_back:
+                id_ = undone.brings_back
+                continue
+            if not self._is_given[id_]:
+                return f"it undid {id_}, which is left out"
+            id_ = undone.reverts
+        return ""
 
 
 def _told(number: int, line: str) -> Told:
@@ -165,11 +221,25 @@ def _told(number: int, line: str) -> Told:
         payload = said["payload"] if "payload" in said else said["input"]
         if not isinstance(payload, dict):
             raise TypeError(payload)
-        run = said.get("run")
-        source = f"{run}/{said['id']}" if isinstance(run, str) and run else str(said["id"])
-        at = said.get("applied_at") or {"step": said.get("applied_step")}
-        reason = str(said.get("reason") or "")
-        return Told(source, str(said["name"]), payload, reason, str(said["state"]), step_of(at))
+        id_, run = str(said["id"]), said.get("run")
+        replays, own = str(said.get("replays") or ""), said.get("issued_by") == REAPPLY
+        brings_back = _id_of(replays) if own and not said.get("owner") else ""
+        # A ledger without that tells no attempts; what the run commanded again is known as such.
+        place = said.get("replay") or {
+            "step": step_of(said.get("applied_at") or {"step": said.get("applied_step")}),
+            "why": brought_back(brings_back) if brings_back else "",
+        }
+        return Told(
+            f"{run}/{id_}" if isinstance(run, str) and run else id_,
+            str(said["name"]),
+            payload,
+            str(said.get("reason") or ""),
+            str(said["state"]),
+            step_of(place),
+            str(place.get("why") or ""),
+            str(said.get("reverts") or ""),
+            brings_back,
+        )
     except (ValueError, TypeError, KeyError, AttributeError):
         raise NotALedger(number) from None
 
@@ -187,8 +257,9 @@ def _step_here(told: Told, choice: Choice) -> tuple[int | None, str]:
 def _objection(run: RunView, told: Told, step: int | None, no_step: str) -> str:
     """Say why a command is left out, "" when it is not."""
     if told.state != "applied":
-        unknown = told.state == "outcome_unknown"
-        return "its outcome is unknown" if unknown else f"it was {told.state}"
+        return NOT_APPLIED.get(told.state, "it was not applied")
+    if told.why:
+        return told.why
     if step is None:
         return no_step
     capability = run.capabilities.get(told.name)

@@ -6,18 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from launchhelm import _wording
-from launchhelm.controls.assign import PER_GROUP, payload_of
-from launchhelm.controls.undo import Change, Changes
+from launchhelm.controls.assign import PER_GROUP, factors_payload, payload_of, values_payload
+from launchhelm.controls.undo import Change, Changes, same
 from launchhelm.records import ORDERS
 from launchhelm.views.commands import CommandView
+from launchhelm.views.lineage import NOT_APPLIED, enter, moments, original_of, undone_by
 from launchhelm.views.plan import values_of
 from launchhelm.views.run import RunView
 
 Step = tuple[dict[str, Any], dict[str, Any]]
 """Input of a command and the values it expects. Any: JSON."""
-
-_EACH: Final = {"lr": "lrs", "weight_decay": "values"}
-"""The field that sets every group by itself."""
 
 _NO_VALUE: Final = {
     "checkpoint": "a checkpoint changes nothing in the training; its file stays",
@@ -40,24 +38,35 @@ def undoing(run: RunView, command: CommandView) -> Step | None:
         CannotUndo: It was not applied, is about no value, or is not the last change any more.
     """
     _require_undoable(run, command)
-    changes = _changes_of(run.commands, command.name)
+    changes = Changes()
+    for moment in moments(run.commands, command.name):
+        enter(changes, moment)
     if not changes.may_undo(command.id):
-        reverted = (command.effect or {}).get("reverted")
-        if reverted:
-            raise CannotUndo(f"a {reverted} has undone it already")
+        # What the run brought back by itself goes on in another command.
+        returns = _returns(run.commands, command)
+        restored = undone_by(returns[-1])
+        if restored:
+            raise CannotUndo(f"{restored} has undone it already")
         if changes.is_undone(command.id):
             return None
         if changes.state.startswith("restored"):
             raise CannotUndo("a restored state has changed it since")
-        undone = next((it.id for it in run.commands if _undid(it, command)), "")
+        ids = {each.id for each in returns}
+        done = (each for each in run.commands if each.reverts in ids and each.state == "applied")
+        undone = next((each.id for each in done), "")
         if undone:
             raise CannotUndo(f"command {undone} has undone it already")
         raise CannotUndo(f"command {changes.state} has changed it since; undo that one first")
     return step_back(command, values_of(run))
 
 
-def _undid(later: CommandView, command: CommandView) -> bool:
-    return later.state == "applied" and later.reverts == command.id
+def _returns(commands: Sequence[CommandView], command: CommandView) -> list[CommandView]:
+    """Return a command and those by which the run brought it back, oldest first."""
+    found = [command]
+    for each in commands:
+        if each.state == "applied" and original_of(each) == found[-1].id:
+            found.append(each)
+    return found
 
 
 def _require_undoable(run: RunView, command: CommandView) -> None:
@@ -72,40 +81,13 @@ def _require_undoable(run: RunView, command: CommandView) -> None:
         cancel = f"launchhelm control {run.run_id} cancel {command.id}"
         raise CannotUndo(f"it has not been applied yet; take it back: {cancel}")
     if state != "applied":
-        ended = "it expired" if state == "expired" else f"it was {state}"
-        raise CannotUndo(f"{ended} and has changed nothing")
+        raise CannotUndo(f"{NOT_APPLIED.get(state, 'it was not applied')} and has changed nothing")
     if command.name in ORDERS:
         raise CannotUndo("it is an order about commands; give the one that does the opposite")
     if command.name in _NO_VALUE:
         raise CannotUndo(_NO_VALUE[command.name])
     if command.name not in run.capabilities:
         raise CannotUndo("the run has no such control now")
-
-
-def _changes_of(commands: Sequence[CommandView], name: str) -> Changes:
-    """Fold all that changed one control: the commands that were applied, and restored states."""
-    changes = Changes()
-    mine = [each for each in commands if each.name == name and each.state == "applied"]
-    said: list[tuple[tuple[int, float], int, CommandView]] = []
-    for each in mine:
-        said.append(((each.states[-1].attempt, each.states[-1].at), 0, each))
-        if each.restored_at is not None:
-            said.append((each.restored_at, 1, each))
-    for _, kind, each in sorted(said, key=lambda it: it[:2]):
-        if kind:
-            effect = each.effect or {}
-            factors = {int(group): factor for group, factor in _known(effect, "factors").items()}
-            changes.restored(_known(effect, "values").get(name), factors)
-        else:
-            outcome = each.outcome
-            known = outcome.changes if outcome is not None else {}
-            changes.take(each.id, each.reverts, Change.of(name, each.payload, known))
-    return changes
-
-
-def _known(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = body.get(name)
-    return value if isinstance(value, Mapping) else {}
 
 
 def step_back(command: CommandView, values: Mapping[str, Any]) -> Step | None:
@@ -126,24 +108,22 @@ def step_back(command: CommandView, values: Mapping[str, Any]) -> Step | None:
     now = values[name]
     as_left = f"it is {_wording.values_text(now)} now, not as the command left it"
     if name not in PER_GROUP:
-        if now not in (change.old, change.new):
+        if same(now, change.old):
+            return None
+        if not same(now, change.new):
             raise CannotUndo(as_left)
-        return (_one_value(name, change.old), {name: now}) if now != change.old else None
+        return _one_value(name, change.old), {name: now}
     if not len(change.old) == len(change.new) == len(now):
         raise CannotUndo("the optimizer has other groups now")
     if change.factors is not None:
         is_scaled = any(factor != 1.0 for factor in change.factors)
         return (_scaled_back(change.factors), {}) if is_scaled else None
-    if now == change.old and change.old != change.new:
+    if same(now, change.old):
         return None
-    if now == change.new and change.old != change.new:
-        payload = _set_back(name, change.old, now)
-        if payload is not None:
-            return payload, {name: now}
-    if name != "lr":
+    if not same(now, change.new):
         raise CannotUndo(as_left)
-    # Something that has no factor has moved the rate on, such as ReduceLROnPlateau.
-    return _scaled_back(_ratios(change)), {}
+    payload = values_payload(name, change.old, now)
+    return payload or _scaled_back(_ratios(change)), {name: now}
 
 
 def _one_value(name: str, old: Any) -> dict[str, Any]:
@@ -155,39 +135,17 @@ def _one_value(name: str, old: Any) -> dict[str, Any]:
     return payload
 
 
-def _set_back(name: str, old: Sequence[float], now: Sequence[float]) -> dict[str, Any] | None:
-    """Return the input that sets the old values of all groups at once; no rate can be set to 0."""
-    moved = [group for group, value in enumerate(old) if value != now[group]]
-    if name == "lr" and not all(old[group] for group in moved):
-        return None
-    if len(set(old)) == 1:
-        return _one_value(name, old[0])
-    if len(moved) == 1:
-        return {**_one_value(name, old[moved[0]]), "group": moved[0]}
-    if name == "lr" and not all(old):
-        return None
-    return {_EACH[name]: list(old)}
-
-
 def _scaled_back(factors: Sequence[float | None]) -> dict[str, Any]:
-    """Return the input that takes back factors; a group with a factor of 1 is left alone."""
+    """Return the input that takes back factors."""
     if None in factors:
-        raise CannotUndo("its rate is held until the schedule moves, which no factor undoes")
-    back = [1.0 / factor for factor in factors if factor is not None]
-    scaled = [group for group, factor in enumerate(back) if factor != 1.0]
-    if len(set(back)) == 1:
-        return {"scale": back[0]}
-    if len(scaled) == 1:
-        return {"scale": back[scaled[0]], "group": scaled[0]}
-    return {"scales": back}
+        raise CannotUndo("a rate was 0 before it, and no factor leads back to that")
+    return factors_payload([1.0 / factor for factor in factors if factor is not None])
 
 
 def _ratios(change: Change) -> list[float | None]:
-    """Return by how much each rate was changed; as typed where that is all that is known."""
-    if change.scale is not None:
-        groups = range(len(change.old))
-        return [change.scale if change.group in (None, group) else 1.0 for group in groups]
+    """Return by how much each rate was changed."""
     pairs = list(zip(change.old, change.new, strict=True))
-    if not all((before and after) or before == after for before, after in pairs):
-        raise CannotUndo("a rate was 0, and no factor leads back to that")
-    return [after / before if before != after else 1.0 for before, after in pairs]
+    return [
+        1.0 if before == after else after / before if before and after else None
+        for before, after in pairs
+    ]

@@ -89,6 +89,18 @@ def test_a_run_that_is_closed_takes_no_order_to_cancel(run: MadeRun, cli: Cli) -
     assert "nothing takes it any more" in cli("control", "ddp-run", "log").out
 
 
+def test_in_a_run_that_may_be_resumed_the_order_waits_as_long_as_the_command(
+    run: MadeRun, cli: Cli
+) -> None:
+    month_s = 30 * 86400.0
+    inbox.send(run.path, Command("abcdef", "lr", {"scale": 0.5}, first_step=500, valid_s=month_s))
+    run.end("terminated", "SIGTERM")
+    ran = cli("control", "ddp-run", "cancel", "abcdef", "--timeout=0.2")
+    assert ran.code == 8 and "The order waits for its next attempt" in ran.err
+    (order,) = [each for each in commands_in(run.path) if each["kind"] == "run:cancel"]
+    assert order["valid_s"] == month_s
+
+
 def test_a_command_that_a_dead_rank_0_had_taken_is_not_promised_to_a_next_attempt(
     run: MadeRun, cli: Cli
 ) -> None:
@@ -200,18 +212,15 @@ def ended(name: str, payload: dict[str, Any], old: Any, new: Any, **more: Any) -
     [
         ("lr", {"scale": 0.5}, [0.1], [0.05], [0.05], ({"lr": 0.1}, [0.05])),
         ("lr", {"scale": 0.5}, [0.1], [0.05], [0.1], None),
-        ("lr", {"scale": 0.5}, [0.1], [0.05], [0.04], ({"scale": 2.0}, None)),
-        ("lr", {"scale": 0.5, "group": 1}, [0.2, 0.1], [0.2, 0.05], [0.1, 0.04],
-            ({"scale": 2.0, "group": 1}, None)),
         ("lr", {"lr": 0.3}, [0.1, 0.2], [0.3, 0.3], [0.3, 0.3], ({"lrs": [0.1, 0.2]}, [0.3, 0.3])),
         ("lr", {"lr": 0.3}, [0.1, 0.3], [0.3, 0.3], [0.3, 0.3],
             ({"lr": 0.1, "group": 0}, [0.3, 0.3])),
         ("lr", {"lr": 0.3, "group": 1}, [0.0, 0.2], [0.0, 0.3], [0.0, 0.3],
             ({"lr": 0.2, "group": 1}, [0.0, 0.3])),
-        ("lr", {"lr": 0.4}, [0.1, 0.2], [0.4, 0.4], [0.3, 0.3], ({"scales": [0.25, 0.5]}, None)),
         ("lr", {"keep_ratios": True, "lr": 0.4}, [0.2, 0.0, 0.1], [0.4, 0.0, 0.2], [0.4, 0.0, 0.2],
-            ({"scales": [0.5, 1.0, 0.5]}, None)),
-        ("lr", {"scale": 0.5}, [0.0], [0.0], [0.0], ({"scale": 2.0}, None)),
+            ({"scales": [0.5, 1.0, 0.5]}, [0.4, 0.0, 0.2])),
+        ("lr", {"scale": 0.5}, [0.0], [0.0], [0.0], None),
+        ("lr", {"scale": 0.5}, [0.1], [0.05], [0.05 + 1e-12], ({"lr": 0.1}, [0.05 + 1e-12])),
         ("weight_decay", {"value": 0}, [0.1, 0.0], [0, 0], [0, 0],
             ({"value": 0.1, "group": 0}, [0, 0])),
         ("weight_decay", {"value": 0}, [0.1, 0.2], [0, 0], [0, 0],
@@ -249,6 +258,9 @@ def test_under_a_schedule_the_factor_is_undone_whatever_the_rates_are_meanwhile(
     ("command", "now"),
     [
         (ended("lr", {"scale": 0.5}, [0.1], [0.05]), [0.05, 0.05]),
+        (ended("lr", {"scale": 0.5}, [0.1], [0.05]), [0.04]),
+        (ended("lr", {"scale": 0.5, "group": 1}, [0.2, 0.1], [0.2, 0.05]), [0.1, 0.04]),
+        (ended("lr", {"lr": 0.4}, [0.1, 0.2], [0.4, 0.4]), [0.3, 0.3]),
         (ended("lr", {"lr": 0.1}, [0.0], [0.1]), [0.05]),
         (ended("lr", {"lr": 0.1}, [0.0], [0.1]), [0.1]),
         (ended("lr", {"lr": 0.1}, [0.0], [0.1], factors=[None]), [0.1]),

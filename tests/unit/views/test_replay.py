@@ -53,7 +53,7 @@ def test_what_is_left_out_says_why(run: views.RunView) -> None:
         told("old/twice"),
         told("old/twice"),
     )
-    assert made.pop("old/wrong")[1].startswith("lr: ")
+    assert made.pop("old/wrong")[1].startswith("lr takes a number above 0 for scale")
     assert made == {
         "old/fits": (401, ""),
         "old/past": (400, "this run is at step 400"),
