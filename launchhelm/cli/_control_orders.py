@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any, Final
 
 from launchhelm import _wording, views
 from launchhelm.cli._control_give import command_of, is_wanted
@@ -11,9 +12,9 @@ from launchhelm.cli._exit import Exit, UsageError
 from launchhelm.cli.output import Output
 from launchhelm.errors import Conflict, NotFound
 from launchhelm.records import CANCEL, FREEZE, UNFREEZE
-from launchhelm.views.plan import refusal_of
+from launchhelm.views.plan import VALID_S, refusal_of
 
-_SHOWN = 5
+_SHOWN: Final = 5
 
 
 def cancel(run: views.RunView, id_: str, arguments: argparse.Namespace, output: Output) -> int:
@@ -27,8 +28,16 @@ def cancel(run: views.RunView, id_: str, arguments: argparse.Namespace, output: 
         return Exit.DONE if command.state == "cancelled" else Exit.NOTHING_CHANGED
     if run.state.is_closed:
         return not_sent(refusal_of(run), output)
-    output.say(f"{command.name} {_wording.payload_text(command.payload)}".rstrip())
-    return _order(run, CANCEL, {"id": command.id}, arguments, output, about=command.id)
+    output.say(f"{_wording.plain(command.name)} {_wording.payload_text(command.payload)}".rstrip())
+    if run.state.is_over or run.is_leaderless:
+        output.say(
+            "No process of this run takes commands now. The order waits for its next attempt, "
+            "which takes the command back before it acts; without one, nothing acts."
+        )
+    # The order must not expire before what it is about.
+    sent = command.command
+    valid_s = max(VALID_S, sent.valid_s if sent is not None else 0.0)
+    return _order(run, CANCEL, {"id": command.id}, arguments, output, command.id, valid_s=valid_s)
 
 
 def freeze(run: views.RunView, name: str, arguments: argparse.Namespace, output: Output) -> int:
@@ -53,12 +62,15 @@ def _order(
     arguments: argparse.Namespace,
     output: Output,
     about: str = "",
+    **more: Any,
 ) -> int:
     for option in ("at_step", "last_step", "expect", "check"):
         if getattr(arguments, option):
             word = name.partition(":")[2]
             raise UsageError(f"{word} acts at once; it takes no --{option.replace('_', '-')}.")
-    order = command_of(name, payload, arguments)
+    if arguments.valid_for is not None:
+        more.pop("valid_s", None)
+    order = command_of(name, payload, arguments, **more)
     if not is_wanted(arguments, output):
         return Exit.NOTHING_CHANGED
     return deliver(run, order, arguments, output, about)

@@ -6,11 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
+from launchhelm.records import Command
+from launchhelm.store import inbox
 from tests.unit.cli.conftest import Cli
 
 REPOSITORY = Path(__file__).parents[3]
@@ -58,10 +60,10 @@ with lht.init("quickstart", name="trainer", state_dir=sys.argv[1]) as tr:
 
 
 @contextmanager
-def running(script: str, root: Path, cli: Cli, *, control: str) -> Iterator[None]:
+def running(script: str, root: Path, cli: Cli, *words: str, control: str) -> Iterator[None]:
     """Run a script until the block is over; begin once it offers a control."""
     process = subprocess.Popen(
-        [sys.executable, "-c", script, str(root)], cwd=REPOSITORY, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", script, str(root), *words], cwd=REPOSITORY, stderr=subprocess.DEVNULL
     )
     try:
         deadline = time.monotonic() + 60
@@ -99,6 +101,49 @@ def test_a_command_from_the_command_line_acts_in_a_running_process(
     log = cli("control", "loop", "log", "--json").lines
     assert [line["state"] for line in log] == ["applied", "applied", "expired", "outcome_unknown"]
     assert log[0]["reason"] == "why not" and log[0]["owner"]
+
+
+OPEN = ("waiting", "taken", "claimed", "applying")
+
+RESUMED = """
+import pathlib, sys, time
+import launchhelm
+
+root, resume = sys.argv[1:]
+run = launchhelm.init("quickstart", name="again", state_dir=root, resume=resume)
+
+@run.command("after_step")
+def set_rate(rate: float):
+    pathlib.Path(root, "acted").touch()
+
+while not pathlib.Path(root, "stop").exists():
+    run.sync("after_step", step=0)
+    time.sleep(0.01)
+run.finish(close_run=False)
+"""
+
+
+def test_what_is_cancelled_between_two_attempts_never_acts(root: Path, cli: Cli) -> None:
+    def attempt(resume: str) -> AbstractContextManager[None]:
+        (root / "stop").unlink(missing_ok=True)
+        return running(RESUMED, root, cli, resume, control="set_rate")
+
+    def ledger() -> dict[str, str]:
+        return {it["id"]: it["state"] for it in cli("control", "again", "log", "--json").lines}
+
+    with attempt(""):
+        pass
+    directory = Path(cli("show", "again", "--json").document["directory"])
+    inbox.send(directory, Command("c1", "set_rate", {"rate": 0.5}))
+    ran = cli("control", "again", "cancel", "c1", "--timeout=0.1")
+    assert ran.code == 8 and "before it acts" in ran.err
+    with attempt("again"):
+        deadline = time.monotonic() + 30
+        while (states := ledger())["c1"] in OPEN:
+            assert time.monotonic() < deadline, states
+            time.sleep(0.1)
+    assert states["c1"] == "cancelled"
+    assert not (root / "acted").exists()
 
 
 def test_a_pause_is_seen_and_a_command_acts_in_the_step_of_the_pause(root: Path, cli: Cli) -> None:
