@@ -32,7 +32,7 @@ EXIT_CODES = {
     Exit.NOT_PERMITTED: "not permitted, read-only",
     Exit.NOTHING_CHANGED: "command rejected, expired, cancelled or not sent: nothing changed",
     Exit.UNKNOWN: "outcome unknown",
-    Exit.STILL_WAITING: "still waiting when `--timeout` ended; the command stays",
+    Exit.STILL_WAITING: "still waiting when `--timeout` or the run ended; the command stays",
     Exit.PROBLEMS_FOUND: "`doctor` found warnings or errors",
     Exit.INTERRUPTED: "interrupted; `control` says whether the command stays",
 }
