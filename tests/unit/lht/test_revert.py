@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnP
 
 import launchhelm.torch as lht
 from launchhelm import views
-from launchhelm.records import FREEZE, Command, Outcome
+from launchhelm.records import FREEZE, REAPPLY, Command, Outcome
 from launchhelm.store import inbox
 from launchhelm.views.plan import values_of
 from launchhelm.views.revert import CannotUndo, undoing
@@ -47,8 +47,11 @@ def ended() -> Iterator[None]:
 class Job:
     """A training of two groups, commanded and looked at from outside."""
 
-    def __init__(self, root: Path, schedule: str = "", resume: str = "") -> None:
-        self.trainer = lht.init("reverted", state_dir=root, resume=resume)
+    def __init__(
+        self, root: Path, schedule: str = "", resume: str = "", *, reapply: bool = False
+    ) -> None:
+        self.trainer = lht.init("reverted", state_dir=root, resume=resume, reapply=reapply)
+        self.model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Dropout(0.1))
         self.optimizer = make_optimizer(0.1, 0.2)
         self.scheduler: LRScheduler | None = None
         if schedule == "cosine":
@@ -57,7 +60,8 @@ class Job:
             self.scheduler = ReduceLROnPlateau(self.optimizer, patience=10**9)
         self.steps = 0
         self.sent = 0
-        self.trainer.watch(torch.nn.Linear(1, 1), self.optimizer, self.scheduler)
+        self.trainer.watch(self.model, self.optimizer, self.scheduler)
+        self.gain = self.trainer.tunable("gain", 1.0)
         _open.append(self.trainer)
 
     def move(self) -> None:
@@ -342,3 +346,157 @@ def test_a_checkpoint_carries_what_may_be_undone_into_the_next_attempt(tmp_path:
     again.revert(first)
     assert again.rates == pytest.approx(again.scheduled(), rel=1e-12)
     assert again.step_back(first) is None
+
+
+# What the script changes by itself ----------------------------------------------------------
+
+
+def by_hand(job: Job, name: str) -> None:
+    """Change a value as a script does that knows nothing of commands."""
+    if name == "dropout":
+        job.model[1].p = 0.7  # type: ignore[assignment]
+    else:
+        for group in job.optimizer.param_groups:
+            group[name] = 0.0777
+
+
+CHANGED = [
+    ("lr", {"scale": 0.5}),
+    ("lr", {"lr": 0.3, "group": 1}),
+    ("weight_decay", {"scale": 0.5}),
+    ("dropout", {"p": 0.5}),
+]
+
+
+def now(job: Job, name: str) -> list[float]:
+    return (
+        [each[name] for each in job.optimizer.param_groups]
+        if name != "dropout"
+        else [
+            job.model[1].p  # type: ignore[list-item]
+        ]
+    )
+
+
+@pytest.mark.parametrize(("name", "payload"), CHANGED)
+def test_what_the_script_has_changed_since_is_not_undone(
+    tmp_path: Path, name: str, payload: dict[str, Any]
+) -> None:
+    job = Job(tmp_path)
+    changed = job.send(name, payload)
+    by_hand(job, name)
+    wanted = now(job, name)
+
+    def is_shown() -> bool:
+        job.move()
+        shown = job.shown(name)
+        return wanted == (shown if isinstance(shown, list) else [shown])
+
+    wait_until(is_shown, "the value of the script to be shown")
+    with pytest.raises(CannotUndo, match=r"it is 0\.\d+ now, not as the command left it"):
+        job.step_back(changed)
+
+
+@pytest.mark.parametrize(("name", "payload"), CHANGED)
+def test_a_revert_from_before_the_script_changed_the_value_is_rejected(
+    tmp_path: Path, name: str, payload: dict[str, Any]
+) -> None:
+    job = Job(tmp_path)
+    changed = job.send(name, payload)
+    step = job.step_back(changed)
+    assert step is not None
+    by_hand(job, name)
+    wanted = now(job, name)
+    refused = job.send(name, step[0], reverts=changed.command, expected=step[1])
+    assert (refused.state, refused.code) == ("rejected", "changed_meanwhile")
+    assert now(job, name) == wanted
+
+
+def test_a_rate_that_a_plateau_has_reduced_since_is_scaled_back(tmp_path: Path) -> None:
+    job = Job(tmp_path, "plateau")
+    changed = job.send("lr", {"lrs": [0.05, 0.3]})
+    for group in job.optimizer.param_groups:
+        group["lr"] *= 0.1  # What the scheduler does.
+    job.revert(changed)
+    assert job.rates == pytest.approx([0.01, 0.02], rel=1e-12)
+
+
+# What the run brought back by itself --------------------------------------------------------
+
+
+def own(job: Job, count: int) -> list[Outcome]:
+    """Train until the run has commanded so many things by itself, and return how they ended."""
+
+    def done() -> list[Outcome] | None:
+        job.move()
+        ended = final_outcomes(job.trainer.run.directory).values()
+        found = [each for outcomes in ended for each in outcomes if each.issued_by == REAPPLY]
+        return found if len(found) >= count else None
+
+    return wait_until(done, f"{count} commands of the run's own")  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("schedule", ["", "cosine", "plateau"])
+@pytest.mark.parametrize("is_original", [True, False])
+def test_what_a_restart_lost_and_the_run_brought_back_may_be_undone(
+    tmp_path: Path, schedule: str, is_original: bool
+) -> None:
+    """By the command that somebody gave, or by the one that brought it back."""
+    first = Job(tmp_path, schedule)
+    given = {
+        "lr": first.send("lr", {"scale": 0.5}),
+        "weight_decay": first.send("weight_decay", {"scale": 3.0}),
+        "dropout": first.send("dropout", {"p": 0.5}),
+        "set_gain": first.send("set_gain", {"value": 4.0}),
+    }
+    first.trainer.finish(close_run=False)
+    job = Job(tmp_path, schedule, resume=first.trainer.run.run_id, reapply=True)
+    brought = {each.name: each for each in own(job, 4)}
+    assert brought.keys() == given.keys()
+    half = [each / 2 for each in (job.scheduled() if schedule == "cosine" else (0.1, 0.2))]
+    assert job.rates == pytest.approx(half, rel=1e-12)
+    for name in given:
+        undone = job.revert(given[name] if is_original else brought[name])
+        assert undone.state == "applied"
+    want = job.scheduled() if schedule == "cosine" else [0.1, 0.2]
+    assert job.rates == pytest.approx(want, rel=1e-12)
+    assert [group["weight_decay"] for group in job.optimizer.param_groups] == [0.1, 0.2]
+    assert (job.model[1].p, job.gain.value) == (0.1, 1.0)
+
+
+@pytest.mark.parametrize("schedule", ["", "cosine"])
+def test_of_two_commands_that_were_brought_back_the_newer_one_is_undone_first(
+    tmp_path: Path, schedule: str
+) -> None:
+    first = Job(tmp_path, schedule)
+    one = first.send("lr", {"scale": 0.5})
+    two = first.send("lr", {"scale": 0.1, "group": 1})
+    first.trainer.finish(close_run=False)
+    job = Job(tmp_path, schedule, resume=first.trainer.run.run_id, reapply=True)
+    own(job, 1)
+    with pytest.raises(CannotUndo, match=f"{two.command} has changed it since"):
+        job.step_back(one)
+    undone = job.revert(two)
+    job.revert(one)
+    want = job.scheduled() if schedule else [0.1, 0.2]
+    assert job.rates == pytest.approx(want, rel=1e-12)
+    with pytest.raises(CannotUndo, match=f"{undone.command} has undone it already"):
+        job.step_back(two)
+
+
+@pytest.mark.parametrize("schedule", ["", "cosine"])
+def test_a_command_of_an_earlier_attempt_is_undone_again_after_its_revert_was(
+    tmp_path: Path, schedule: str
+) -> None:
+    first = Job(tmp_path, schedule)
+    one = first.send("lr", {"scale": 0.5})
+    first.trainer.save_checkpoint()
+    first.trainer.finish(close_run=False)
+    job = Job(tmp_path, schedule, resume=first.trainer.run.run_id)
+    job.trainer.load_checkpoint()
+    job.steps = first.steps
+    job.move()
+    job.revert(job.revert(one))
+    job.revert(one)
+    want = job.scheduled() if schedule else [0.1, 0.2]
+    assert job.rates == pytest.approx(want, rel=1e-12)

@@ -227,13 +227,18 @@ def reverted(trainer: lht.Trainer) -> list[dict[str, Any]]:
     return [dict(each.body) for each in found if "reverted" in each.body]
 
 
+def own_of(trainer: lht.Trainer) -> list[Outcome]:
+    """Return how the commands of the run's own ended."""
+    all_ = [each for ended in final_outcomes(trainer.run.directory).values() for each in ended]
+    return [each for each in all_ if each.issued_by == "reapply=True"]
+
+
 def again(trainer: lht.Trainer, count: int) -> list[Outcome]:
     """Step until so many commands of the run's own have an outcome, and return them in order."""
 
     def step() -> list[Outcome] | None:
         trainer.step(loss=1)
-        all_ = [each for ended in final_outcomes(trainer.run.directory).values() for each in ended]
-        own = [each for each in all_ if each.issued_by == "reapply=True"]
+        own = own_of(trainer)
         return own if len(own) >= count else None
 
     return wait_until(step, f"{count} commands of the run's own")  # type: ignore[no-any-return]
@@ -360,6 +365,57 @@ def test_a_restart_with_reapply_commands_again_what_its_checkpoint_has_not(
         third.trainer.step(loss=1)
         assert [each["name"] for each in reverted(third.trainer)[-1:]] == ["grad_clip"]
         third.end()
+
+
+@pytest.mark.parametrize("schedule", ["", "lambda", "exponential"])
+def test_all_groups_are_brought_back_by_one_command_at_one_step(
+    tmp_path: Path, schedule: str
+) -> None:
+    """Also where the rates tell a factor that misses the one that was typed by rounding."""
+    rates = [0.1 * 0.95**number for number in range(12)]
+
+    class Grouped(Job):
+        def __init__(self, resume: str = "") -> None:
+            super().__init__(tmp_path, resume=resume, reapply=True)
+            groups = [
+                {"params": [torch.nn.Parameter(torch.ones(2))], "lr": rate, "weight_decay": rate}
+                for rate in rates
+            ]
+            self.optimizer = SGD(groups)
+            if schedule == "lambda":
+                self.scheduler = LambdaLR(self.optimizer, lambda step: 0.97**step)
+            if schedule == "exponential":
+                self.scheduler = ExponentialLR(self.optimizer, 0.97)
+            self.trainer.watch(torch.nn.Linear(1, 1), self.optimizer, self.scheduler)
+
+        def again(self, count: int) -> list[Outcome]:
+            """Train, and keep the ratios of each step, until the run has commanded so much."""
+            self.ratios = []
+            while len(found := own_of(self.trainer)) < count:
+                self.move()
+                self.trainer.step(loss=1)
+                self.ratios += [[rate / self.rates[0] for rate in self.rates]]
+            return found
+
+    first = Grouped()
+    for _ in range(7):
+        first.move()
+    command(first.trainer, "one", "lr", scale=0.5)
+    command(first.trainer, "two", "weight_decay", scale=0.5)
+    second = Grouped(first.end())
+    rate, decay = second.again(2)
+    assert (rate.name, decay.name) == ("lr", "weight_decay")
+    inputs = {
+        each.body["cmd"]: each.body["payload"]
+        for each in records(on_disk(second.trainer), "oc")
+        if each.body["state"] == "claimed"
+    }
+    halves = [each / 2 for each in rates]
+    assert inputs[rate.command] == ({"scale": 0.5} if schedule else {"lrs": halves})
+    assert inputs[decay.command] == {"values": halves}
+    for ratios in second.ratios:
+        assert ratios == pytest.approx([each / rates[0] for each in rates], rel=1e-9)
+    second.end()
 
 
 def test_a_checkpoint_of_the_trainer_holds_what_was_commanded_before_it(
