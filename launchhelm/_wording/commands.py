@@ -69,7 +69,7 @@ class Quiet(NamedTuple):
     seconds: float
 
     def __str__(self) -> str:
-        return f"rank {self.rank}, {self.state}: no heartbeat for {duration(self.seconds)}"
+        return f"rank {self.rank} ({self.state}, no heartbeat for {duration(self.seconds)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,8 @@ def _coordinator(around: Around) -> Quiet | None:
 
 
 def _quiet_text(around: Around) -> str:
-    return str(around.quiet[0]) + and_more(len(around.quiet) - 1)
+    more = len(around.quiet) - 1
+    return str(around.quiet[0]) + and_more(more, " rank" if more == 1 else " ranks")
 
 
 def _is_overdue(around: Around) -> bool:

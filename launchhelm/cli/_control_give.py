@@ -38,7 +38,7 @@ def give(
     payload = _fields.payload_of(words, capability)
     problem = preview.problem_with(capability, payload, values)
     if problem:
-        raise UsageError(f"{problem}.", remedy=f"{name} takes {fields.fields_text(capability)}.")
+        raise UsageError(f"{problem}.", remedy=f"It takes {fields.fields_text(capability)}.")
     if arguments.last_step is not None and arguments.last_step < (arguments.at_step or 0):
         raise UsageError("--last-step is before --at-step.")
     expected, changed = _fields.expectation(arguments.expect, values)

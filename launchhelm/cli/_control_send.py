@@ -46,7 +46,8 @@ def seconds_of(text: str) -> float:
     """Read `90`, `30s`, `15m` or `2h` for argparse."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|min|h|d|)", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration such as 90, 30s, 15m or 2h")
+        said = _wording.json_text(text)
+        raise argparse.ArgumentTypeError(f"{said} is no duration such as 90, 30s, 15m or 2h")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -65,9 +66,9 @@ def confirmed(output: Output, what: str = "Send") -> bool:
     Raises:
         KeyboardInterrupt: That is the answer; it was said that nothing was sent.
     """
-    output.stderr.write(f"{what}? [y/N] ")
-    output.stderr.flush()
     try:
+        output.stderr.write(f"{what}? [y/N] ")
+        output.stderr.flush()
         return sys.stdin.readline().strip().lower() in ("y", "yes")
     except KeyboardInterrupt:
         output.say("\nInterrupted. Nothing was sent, nothing changed.")
@@ -247,7 +248,7 @@ def _still_waiting(
         output.document({"sent": True, **document, "text": str(sentence)})
     elif not (output.terminal and output.stderr.isatty() and str(sentence) == said):
         output.line(output.sentence(sentence))
-    output.say(f"Command {command.id} stays in the inbox; see: launchhelm control {run.run_id} log")
+    output.say(f"Command {command.id} stays where it is; see: launchhelm control {run.run_id} log")
     return Exit.STILL_WAITING
 
 

@@ -65,7 +65,7 @@ def payload_of(words: Sequence[str], capability: Capability) -> dict[str, Any]:
             hint = f"Write group={shown[1]}. " if shown is not None else ""
             raise UsageError(
                 f"{name} takes {field_text(name, key, node)} for {key}, got {json_text(text)}.",
-                remedy=f"{hint}{name} takes {fields_text(capability)}.",
+                remedy=f"{hint}It takes {fields_text(capability)}.",
             ) from None
     return payload
 

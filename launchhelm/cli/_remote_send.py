@@ -86,8 +86,7 @@ class Sending:
         payload = _fields.payload_of(fields, offer.spec)
         problem = preview.problem_with(offer.spec, payload, {})
         if problem:
-            takes = fields_text(offer.spec)
-            raise UsageError(f"{problem}.", remedy=f"{name} takes {takes}.")
+            raise UsageError(f"{problem}.", remedy=f"It takes {fields_text(offer.spec)}.")
         assert offer.session is not None, "only live offers are left"
         lines = self._preview(payload, offer.session)
         if self._arguments.check:

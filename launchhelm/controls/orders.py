@@ -22,13 +22,24 @@ _DONE: Final = {
 }
 
 
+_TOO_LATE: Final = {
+    "claimed": "it has begun",
+    "applying": "it has begun",
+    "applied": "it was applied",
+    "rejected": "it was rejected",
+    "expired": "it has expired",
+    "outcome_unknown": "its outcome is unknown",
+}
+
+
 def judge(order: Command, waited_s: float, attempt: int) -> Judgement:
     """Judge an order by itself: it fits, or is refused."""
     if order.for_attempt not in (None, attempt):
         message = f"Meant for attempt {order.for_attempt}; this is {attempt}."
         return Judgement("rejected", "attempt_over", message)
     if order.first_step is not None or order.last_step is not None or order.expected:
-        message = f"{order.name} acts at once, at no step and on no condition."
+        word = order.name.partition(":")[2]
+        message = f"{word} acts at once, at no step and on no condition."
         return Judgement("rejected", "local_validation", message)
     return decide.judge(order, schema=SCHEMAS[order.name], step=None, waited_s=waited_s, values={})
 
@@ -39,8 +50,7 @@ def judge_cancel(state: str) -> Judgement:
         return Judgement(FIT)
     if not state:
         return Judgement("rejected", "unknown_command", "No such command waits.")
-    said = {"claimed": "it has begun", "applying": "it has begun"}.get(state, f"it is {state}")
-    return Judgement("rejected", "too_late", f"Too late: {said.replace('_', ' ')}.")
+    return Judgement("rejected", "too_late", f"Too late: {_TOO_LATE.get(state, state)}.")
 
 
 def message(order: Command, owner: str) -> str:

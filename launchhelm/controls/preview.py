@@ -44,6 +44,10 @@ def problem_with(capability: Capability, payload: Mapping[str, Any], values: Any
         problem = _not_above_zero(payload)
         if problem:
             return problem  # Said before the schema speaks, whose bound of 0 is inclusive.
+    if name == "dropout":
+        p: Any = payload.get("p")
+        if is_number(p) and not 0 <= p < 1:
+            return f"dropout takes a number from 0 to below 1 for p, got {_wording.json_text(p)}"
     problem = schema.check(capability.get("input_schema") or {}, payload)
     if problem:
         return f"{name}: {problem.rstrip('.')}"
@@ -53,8 +57,6 @@ def problem_with(capability: Capability, payload: Mapping[str, Any], values: Any
         return _problem_with_decay(capability, payload, values)
     if name == "grad_clip":
         return _problem_with_clip(payload.get("max_norm"))
-    if name == "dropout" and payload.get("p") == 1:
-        return "dropout takes a p below 1, got 1, which would drop everything"
     return ""
 
 
@@ -219,7 +221,9 @@ def warnings_for(
         way = f"{safer[0]}=true avoids it" if safer else "group=N sets one group only"
         said.append(f"groups differ now and would become equal; {way}")
     if change.name == "dropout" and isinstance(change.old, str):
-        said.append("modules differ now and would become equal; skip_zero=true leaves those at 0")
+        said.append(
+            "modules differ now and would become equal; skip_zero=true leaves those at 0 alone"
+        )
     for before, after in zip(old, new, strict=True):
         if is_number(before) and is_number(after) and before and change.name in _PER_GROUP:
             factor = abs(after / before)

@@ -73,7 +73,7 @@ def test_what_has_begun_or_ended_or_never_was_cannot_be_cancelled(office: Office
     later = cancel(office, sent.id)
     unknown = cancel(office, "nothing")
     office.desk.poll()
-    assert office.outcome(later.id).message == "Too late: it is applied."
+    assert office.outcome(later.id).message == "Too late: it was applied."
     assert told(office, unknown) == ("rejected", "unknown_command")
     assert office.outcome(sent.id).state == "applied"
 

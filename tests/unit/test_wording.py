@@ -165,13 +165,13 @@ def test_each_evidence_has_its_sentence(sentence: str, expected: str) -> None:
         (
             Around(waited_s=3, exchange_s=0.5, quiet=[Quiet(2, "late", 50)]),
             None,
-            "Waiting: all wait for rank 2, late: no heartbeat for 50 s",
+            "Waiting: all wait for rank 2 (late, no heartbeat for 50 s)",
         ),
         (
             Around(step=13000, pace_s=1.4, quiet=[Quiet(2, "silent", 400), Quiet(5, "late", 60)]),
             14000,
-            "Scheduled for step 14,000: all wait for rank 2, silent: no heartbeat for 6 min and 1 "
-            "more",
+            "Scheduled for step 14,000: all wait for rank 2 (silent, no heartbeat for 6 min) and "
+            "1 more rank",
         ),
         (
             Around(waited_s=95, run_over="the run has ended (finished after 2 h)"),
@@ -238,7 +238,7 @@ def test_a_claimed_command_is_never_called_not_picked_up() -> None:
     assert outcome_text(claimed, Around(waited_s=3600.0, exchange_s=0.5)).head == "Waiting"
     quiet = Around(waited_s=3600.0, quiet=[Quiet(0, "silent", 140)])
     assert str(outcome_text(claimed, quiet)) == (
-        "Waiting: all wait for rank 0, silent: no heartbeat for 140 s"
+        "Waiting: all wait for rank 0 (silent, no heartbeat for 140 s)"
     )
 
 

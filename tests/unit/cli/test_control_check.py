@@ -166,7 +166,8 @@ HELD = {"weight_decay": [0.1, 0.0], "grad_clip": None, "dropout": "0.0, 0.1"}
         (CLIP, {"max_norm": True}, "got true"),
         (CLIP, {"max_norm": 1e-60}, "1e-60 is a number that float32 cannot hold"),
         (DROPOUT, {"p": 0.5}, ""),
-        (DROPOUT, {"p": 1}, "below 1"),
+        (DROPOUT, {"p": 1}, "dropout takes a number from 0 to below 1 for p, got 1"),
+        (DROPOUT, {"p": 2.5}, "dropout takes a number from 0 to below 1 for p, got 2.5"),
     ],
 )
 def test_other_controls_are_judged_by_schema_and_local_rule(
@@ -193,7 +194,7 @@ def test_other_controls_are_judged_by_schema_and_local_rule(
             DROPOUT,
             {"p": 0.5},
             "dropout 0.0, 0.1 -> 0.5",
-            "modules differ now and would become equal; skip_zero=true leaves those at 0",
+            "modules differ now and would become equal; skip_zero=true leaves those at 0 alone",
         ),
         (DROPOUT, {"p": 0.5, "skip_zero": True}, "None", ""),
     ],
