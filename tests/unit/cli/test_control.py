@@ -10,9 +10,12 @@ import pytest
 
 from launchhelm.cli import _control_send
 from launchhelm.cli.control import arranged
+from launchhelm.cli.output import Output
 from launchhelm.controls import schema
 from launchhelm.records import Command, Outcome
+from launchhelm.store import inbox
 from launchhelm.store.layout import CommandName
+from launchhelm.views import open_run
 from tests.support.cli_runs import Coordinator, MadeRun, commands_in
 from tests.unit.cli.conftest import Cli
 
@@ -293,6 +296,22 @@ def test_the_same_word_is_not_said_twice(
     ran = cli("control", "ddp-run", "lr", "scale=0.5", "--at-step=1000000", "--timeout=1")
     assert ran.code == 8
     assert ran.err.count("Scheduled for step 1,000,000") == 1, ran.err
+
+
+def test_what_was_said_while_waiting_is_not_said_again_at_the_end(
+    run: MadeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a terminal, where words and data are one; a pipe gets its line in any case."""
+    monkeypatch.setattr(_control_send, "WORD_EVERY_S", 0.05)
+    for journal in run.journals:
+        journal.beat(400, 2, step_time_ms=None)
+    command = Command("c1", "lr", {"scale": 0.5}, first_step=10**6)
+    inbox.send(run.path, command)
+    for kind, lines in ((Terminal, 1), (io.StringIO, 2)):
+        out, words = kind(), kind()
+        code = _control_send.wait(open_run(run.path), command, 0.5, Output(out, words))
+        said = out.getvalue() + words.getvalue()
+        assert (code, said.count("Scheduled for step 1,000,000")) == (8, lines), said
 
 
 @pytest.mark.parametrize("is_late", [False, True])

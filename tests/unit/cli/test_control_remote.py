@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from launchhelm.cli import _control_send, _remote_send
+from launchhelm.cli._remote_follow import Following
 from launchhelm.cli._remote_words import changes_of, sentence_of
 from syncer.api.answers import ApiError
 from syncer.api.client import Client
@@ -326,6 +327,22 @@ def test_ctrl_c_leaves_the_command_and_says_so(
     assert ran.code == 130
     assert f"Command {command['id']} stays" in ran.err
     participant.client.close()
+
+
+def test_a_command_that_has_ended_by_ctrl_c_is_told_as_it_is(
+    server: V1Server, control: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted_late(self: Following, id_: str, command: Any) -> int:
+        while self.there.client.get_command(id_)["execution"] != "applied":
+            time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Following, "_wait", interrupted_late)
+    with Participant(server):
+        ran = control("ddp-run", "lr", "scale=0.5")
+    assert ran.code == 130
+    assert ran.out.startswith("Applied at step 412 on all 4 processes")
+    assert "may still be applied" not in ran.err
 
 
 def test_a_second_ctrl_c_takes_the_command_back(
