@@ -204,14 +204,11 @@ class _Gone:
         while id_ and id_ not in seen:
             seen.add(id_)
             undone = self._told.get(id_)
-            if undone is None:
+            if undone is None and id_ == told.reverts:
                 return f"it undid {id_}, which is not in that ledger"
-            if undone.brings_back:
-                id_ = undone.brings_back
-                continue
-            if not self._is_given[id_]:
-                return f"it undid {id_}, which is left out"
-            id_ = undone.reverts
+            if undone is None or not (undone.brings_back or self._is_given[id_]):
+                return f"it undid {told.reverts}, which is left out"
+            id_ = undone.brings_back or undone.reverts
         return ""
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from launchhelm import views
 from launchhelm.records import Command
 from launchhelm.store import inbox
+from launchhelm.views.lineage import places
 from tests.support.journals import final_outcomes, only_run, records
 from tests.support.ranks import Ranks, run_ranks
 
@@ -135,3 +137,7 @@ def test_a_state_from_before_a_command_is_told_and_the_command_given_again_on_al
         assert (each.name, each.state, each.applied_on, each.of) == ("lr", "applied", 2, 2)
         change = {"old": [1e-3], "new": [pytest.approx(1e-4)], "factors": [pytest.approx(0.1)]}
         assert each.changes["lr"] == change
+
+    # On another run it is given once, where it was in effect again on the way to the last state.
+    found = places(views.open_run(run))
+    assert {id_: each.step for id_, each in found.items() if not each.why} == {"one": landed[0]}

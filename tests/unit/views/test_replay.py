@@ -65,6 +65,60 @@ def test_what_is_left_out_says_why(run: views.RunView) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ("waiting", "it has not been applied yet"),
+        ("taken", "it has not been applied yet"),
+        ("claimed", "it has not been applied yet"),
+        ("applying", "its outcome is not known yet"),
+        ("expired", "it expired"),
+        ("cancelled", "it was cancelled"),
+        ("of a later version", "it was not applied"),
+    ],
+)
+def test_what_was_not_applied_is_said_in_words(run: views.RunView, state: str, why: str) -> None:
+    assert planned(run, told("old/a", state=state, step=None)) == {"old/a": (None, why)}
+
+
+def test_what_undid_something_is_left_out_with_it(run: views.RunView) -> None:
+    made = planned(
+        run,
+        told("old/past", step=300),
+        told("old/undo", step=500, reverts="past"),
+        told("old/redo", step=600, reverts="undo"),
+        told("old/here", "set_kl", step=500, payload={"value": 0.1}),
+        told("old/back", "set_kl", step=600, payload={"value": 0.5}, reverts="here"),
+        told("old/own", step=550, why="the run did it", brings_back="past"),
+        told("old/own-undone", step=560, reverts="own"),
+        told("old/torn", step=570, reverts="nowhere"),
+        told("old/a", step=580, reverts="b"),
+        told("old/b", step=590, reverts="a"),
+    )
+    assert {source.partition("/")[2]: why for source, (_, why) in made.items()} == {
+        "past": "this run is at step 400",
+        "undo": "it undid past, which is left out",
+        "redo": "it undid undo, which is left out",
+        "here": "",
+        "back": "",
+        "own": "the run did it",
+        "own-undone": "it undid own, which is left out",
+        "torn": "it undid nowhere, which is not in that ledger",
+        "a": "",
+        "b": "",
+    }
+
+
+def test_what_undid_something_that_was_replayed_before_is_given(run: views.RunView) -> None:
+    from launchhelm.store import inbox
+
+    sent = Command("new", "lr", {"scale": 0.5}, first_step=500, replays="old/a")
+    inbox.send(run.directory, sent)
+    run.refresh()
+    made = planned(run, told("old/a"), told("old/b", step=600, reverts="a"))
+    assert made == {"old/a": (500, "it was replayed already"), "old/b": (600, "")}
+
+
 def test_steps_are_multiplied_then_moved_and_never_out_of_reach(run: views.RunView) -> None:
     one = told("old/a", step=1000)
     assert planned(run, one, scale=0.5, offset=7) == {"old/a": (507, "")}
