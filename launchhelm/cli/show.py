@@ -25,12 +25,16 @@ from launchhelm.cli._sections import (
 from launchhelm.cli.output import Output
 from launchhelm.views.around import around_of, diverged_of
 from launchhelm.views.plan import values_of
+from launchhelm.views.scene import findings_of
 
 DESCRIPTION = """Show one run. Without a section option: header, processes, controls, last commands
 and losses. With some: header and these sections in full."""
 
 _ROWS_UNFOLDED: Final = 16
 """Up to this many processes are listed one by one; beyond, those in order are folded by state."""
+
+_UNHEARD: Final = frozenset({"late", "silent", "host_silent"})
+"""Findings of which a look without any before it is enough."""
 
 _LAST_COMMANDS: Final = 5
 _OBSERVE_EVERY_S: Final = 1.0
@@ -170,8 +174,14 @@ def _print_processes(view: views.RunView, output: Output, *, fold: bool) -> None
         output.line(output.paint(f"  missing: {_wording.ranks_text(view.missing)}", "bad"))
     if any(each.age.by_host_clock and each.state != "ended" for each in processes):
         output.line("  heartbeat ages by the host's clock; --observe 15 makes them our own")
+    for finding in findings_of(view):
+        if finding.rule in _UNHEARD:
+            output.line(output.paint(f"  {_wording.plain(finding.text)}", "unknown"))
     if any(each.state in RANK_TONES for each in processes):
-        output.line("  late after 45 s without a heartbeat, silent after 120 s")
+        output.line(
+            "  late after 45 s without a heartbeat, or 20 s when no other rank gets further; "
+            "silent after 120 s"
+        )
 
 
 def _folded(processes: Sequence[views.ParticipantView]) -> str:

@@ -46,6 +46,7 @@ def processes(view: views.RunView, watched_s: float) -> Json:
         "world_size": view.world_size,
         "watched_s": watched_s,
         "by_host_clock": view.state.by_host_clock,
+        "awaited_s": views.AWAITED_S,
         "late_s": views.LATE_S,
         "silent_s": views.SILENT_S,
         "front": view.step,

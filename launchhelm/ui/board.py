@@ -18,7 +18,7 @@ from typing import Final
 from launchhelm import _wording, views
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import ConfigError, LaunchHelmError
-from launchhelm.records import Command
+from launchhelm.records import Command, WriterId
 from launchhelm.store import inbox, layout
 from launchhelm.ui._answers_console import Console
 from launchhelm.ui._answers_processes import Beats
@@ -26,6 +26,7 @@ from launchhelm.ui.glances import Glances
 from launchhelm.ui.request import Problem
 from launchhelm.views.curves import Curves
 from launchhelm.views.liveness import Observer
+from launchhelm.views.participants import Watch
 from launchhelm.views.plan import may_send
 from launchhelm.views.runs import owner_of, run_directories, summarise
 
@@ -53,6 +54,7 @@ class Place:
     summary: views.RunSummary | None = None
     token: tuple[int, ...] = ()
     looked_at: float = -1e9
+    watches: dict[WriterId, Watch] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -165,7 +167,9 @@ class Board:
         if summary is not None and summary.state.is_over and token == place.token:
             return
         place.token = token
-        place.summary = summarise(place.directory, self._observer)
+        place.summary = summarise(place.directory, self._observer, place.watches)
+        if place.summary is None or place.summary.state.is_over:
+            place.watches.clear()
 
     # --- what differs where runs are not this user's directories ----------------------------------
 

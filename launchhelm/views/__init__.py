@@ -6,7 +6,7 @@ decides anything.
 
 from launchhelm.views.attempts import Span
 from launchhelm.views.commands import CommandState, CommandView, Freeze, freeze_of, frozen
-from launchhelm.views.liveness import BEAT_S, LATE_S, SILENT_S, Age, Observer
+from launchhelm.views.liveness import AWAITED_S, BEAT_S, LATE_S, SILENT_S, Age, Observer
 from launchhelm.views.participants import ParticipantView
 from launchhelm.views.points import Point
 from launchhelm.views.run import AttemptView, Losses, RunView, open_run
@@ -14,6 +14,7 @@ from launchhelm.views.runs import LOSSES, RunSummary, find_run, runs
 from launchhelm.views.state import PAUSED, RANK_STATES, RUN_STATES, RunState
 
 __all__ = [
+    "AWAITED_S",
     "BEAT_S",
     "LATE_S",
     "LOSSES",

@@ -10,8 +10,13 @@ from typing import Any, Final
 from launchhelm._wording import Around, Quiet
 from launchhelm.records import CANCEL
 from launchhelm.views.commands import CommandView
+from launchhelm.views.findings import STUCK_PACES
+from launchhelm.views.participants import is_waiting
 from launchhelm.views.run import RunView
 from launchhelm.views.state import PAUSED
+
+_HELD_S: Final = 5.0
+"""A wait for other ranks that has taken so long is not part of a usual step."""
 
 _IN_HANDLER: Final = re.compile(r"in (.+)")
 
@@ -46,15 +51,13 @@ def around_of(
         cancelled_by = next(
             (each.issued_by for each in orders if each.payload.get("id") == command.id), ""
         )
-    # Of a run that is paused nobody knows when it goes on.
-    is_paused = coordinator is not None and coordinator.phase == PAUSED
     controls = view.controls
     off = controls.get("control") == "off"
     return Around(
         waited_s=waited_s,
         exchange_s=exchange_s,
         step=view.step,
-        pace_s=None if is_paused else pace_s,
+        pace_s=None if is_held(view) else pace_s,
         world_size=view.world_size,
         handler=handler,
         handler_s=handler_s,
@@ -63,7 +66,7 @@ def around_of(
             for each in view.participants
             if each.state in ("late", "silent")
         ],
-        paused=is_paused,
+        paused=coordinator is not None and coordinator.phase == PAUSED,
         cancelled_by=cancelled_by,
         reverted_by=_reverted_by(command),
         control_off=str(controls.get("why") or "no reason reported") if off else "",
@@ -86,6 +89,19 @@ def _reverted_by(command: CommandView | None) -> str:
     if not effect.get("reverted"):
         return ""
     return f"{effect['reverted']}, step {effect.get('step')} of attempt {effect.get('attempt')}"
+
+
+def is_held(view: RunView) -> bool:
+    """Whether nobody knows when the next step ends: it is paused, or waits for a rank."""
+    coordinator = view.coordinator
+    if coordinator is not None and coordinator.phase == PAUSED:
+        return True
+    usual_s = max(_HELD_S, STUCK_PACES * (pace_of(view) or 0.0))
+    return any(
+        row.state in ("late", "silent")
+        or (row.state == "ok" and is_waiting(row.phase) and (row.phase_s or 0.0) >= usual_s)
+        for row in view.participants
+    )
 
 
 def pace_of(view: RunView) -> float | None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from launchhelm import _wording
 from launchhelm._wording import duration, plain, ranks_text, step_text
-from launchhelm.views.participants import ParticipantView
+from launchhelm.views.participants import ParticipantView, is_waiting
 
 STARTING_S: Final = 120.0
 STUCK_S: Final = 30.0
@@ -56,7 +56,7 @@ class Finding:
 
 
 RULES: Final = (
-    *("missing", "left", "host_silent", "silent", "laggard", "exchange", "same_place"),
+    *("missing", "left", "host_silent", "silent", "late", "laggard", "exchange", "same_place"),
     *("slow", "slow_host", "diverged", "losing", "clock"),
 )
 _MARKS: Final = {
@@ -64,6 +64,7 @@ _MARKS: Final = {
     "left": "■",
     "host_silent": "✕",
     "silent": "✕",
+    "late": "◐",
     "diverged": "?",
     "clock": "◐",
 }
@@ -107,7 +108,7 @@ def findings(scene: Scene) -> list[Finding]:
     """Return everything that is wrong, the headline first."""
     found: list[Finding] = []
     if not scene.is_over:
-        for rule in (_missing, _left, _silent, _held_up, _slow):
+        for rule in (_missing, _left, _silent, _late, _held_up, _slow):
             found += rule(scene)
     for each in (_diverged, _losing, _clock):
         found += each(scene)
@@ -128,7 +129,7 @@ def _left(scene: Scene) -> list[Finding]:
     if not ended or len(ended) == len(scene.rows):
         return []
     said = "; ".join(
-        f"{_one(row)} ended{_at(row.step)} ({plain(row.reason or row.end)})"
+        f"{_one(row)} ended{_ended_at(row)} ({plain(row.reason or row.end)})"
         for row in ended[:_SHOWN]
     )
     more = _more(len(ended))
@@ -157,23 +158,30 @@ def _silent(scene: Scene) -> list[Finding]:
             whole.update(ranks)
     rest = [row for row in silent if row.rank not in whole]
     if rest:
-        said = "; ".join(
-            f"{_one(row)}: no heartbeat for {duration(row.age.seconds)}, last{_at(row.step)}"
-            + (f" {_phase(row)}" if row.phase else "")
-            for row in rest[:_SHOWN]
-        )
         ranks = tuple(row.rank for row in rest)
         text = (
-            f"{_capital(ranks_text(ranks))} silent. {_capital(said)}{_more(len(rest))}. "
-            "The process is gone, stopped, or cannot write."
+            f"{_capital(ranks_text(ranks))} silent. {_unheard(rest)} The process is gone, stopped, "
+            f"or cannot write.{_who_waits(scene, rest)}"
         )
         found.append(Finding("silent", "bad", ranks, text, {}, _dumps(rest)))
     return found
 
 
+def _late(scene: Scene) -> list[Finding]:
+    """Who is not heard of, long before it counts as silent, and who waits for it."""
+    late = [row for row in scene.rows if row.state == "late"]
+    if not late or len(late) == len(scene.alive):
+        return []
+    ranks = tuple(row.rank for row in late)
+    text = f"{_unheard(late)}{_who_waits(scene, late)}"
+    return [Finding("late", "unknown", ranks, text, {}, _dumps(late))]
+
+
 def _held_up(scene: Scene) -> list[Finding]:
-    """Who holds the run up, when nobody advances."""
+    """Who holds the run up, when nobody advances and all are heard of."""
     alive = scene.alive
+    if any(row.state in ("late", "silent") for row in scene.rows):
+        return []  # What it is at is not known, and it is named already.
     known = [row for row in alive if row.step is not None]
     if not scene.is_stuck or not known:
         return []
@@ -320,6 +328,29 @@ def _at(step: int | None) -> str:
     return f" at step {step_text(step)}" if step is not None else " before its first step"
 
 
+def _ended_at(row: ParticipantView) -> str:
+    # Where a process was that left no end record, only its last record tells.
+    return f", last heard of{_at(row.step)}" if row.end == "gone" else _at(row.step)
+
+
+def _unheard(rows: Sequence[ParticipantView]) -> str:
+    """Say since when nothing is heard of processes, and what they were at then."""
+    said = []
+    for row in rows[:_SHOWN]:
+        phase = "in training code" if row.phase == "training" else plain(row.phase)
+        since = f"no heartbeat for {duration(row.age.seconds)}, last heard of{_at(row.step)}"
+        said.append(f"{_one(row)}: {since}" + (f", {phase}" if phase else ""))
+    return f"{_capital('; '.join(said))}{_more(len(rows))}."
+
+
+def _who_waits(scene: Scene, unheard: Sequence[ParticipantView]) -> str:
+    waiting = [row.rank for row in scene.alive if row not in unheard and _waiting(row)]
+    if not waiting:
+        return ""
+    verb, whom = "waits" if len(waiting) == 1 else "wait", "it" if len(unheard) == 1 else "them"
+    return f" {_capital(ranks_text(waiting))} {verb} for {whom}."
+
+
 def _phase(row: ParticipantView) -> str:
     if not row.phase:
         return "phase not reported"
@@ -330,7 +361,7 @@ def _phase(row: ParticipantView) -> str:
 
 
 def _waiting(row: ParticipantView) -> bool:
-    return row.phase.startswith("waiting")
+    return is_waiting(row.phase)
 
 
 def _waits(count: int, front: int) -> str:

@@ -40,6 +40,9 @@ from launchhelm.views.liveness import (
 SEARCH_BYTES: Final = 8 << 20
 """How far back from the end of a journal a heartbeat is searched for."""
 
+METRICS_BYTES: Final = 256 << 10
+"""How far back the coordinator's newest metrics are searched for, beyond two heartbeats."""
+
 _LISTINGS: Final = 4
 
 _OVERLAP_BYTES: Final = 8 << 10
@@ -204,7 +207,11 @@ class Watch:
                 record = record_of(self.writer, line)
                 if record is not None:
                     self._take(record)
-            if beats >= 2 or searched > SEARCH_BYTES:
+            # A coordinator that makes no steps beats on; its newest metrics are further back.
+            wants_metrics = self.writer.rank == 0 and not (metrics or self.metrics)
+            if searched > (METRICS_BYTES if beats >= 2 else SEARCH_BYTES):
+                break
+            if beats >= 2 and not wants_metrics:
                 break
 
     def _look_at_sealed(self, path: Path) -> None:

@@ -18,7 +18,7 @@ from launchhelm._ids import new_run_id
 from launchhelm.controls import preview
 from launchhelm.records import Command
 from launchhelm.store import inbox, layout
-from launchhelm.views.around import around_of
+from launchhelm.views.around import around_of, is_held
 from launchhelm.views.commands import frozen
 from launchhelm.views.run import RunView
 from launchhelm.views.state import PAUSED
@@ -138,7 +138,7 @@ def plan_of(run: RunView, command: Command) -> Plan:
     calls = run.controls.get("calls_per_exchange")
     is_paused = run.coordinator is not None and run.coordinator.phase == PAUSED
     estimate = preview.when(
-        step=None if is_paused else run.step,
+        step=None if is_held(run) else run.step,
         pace_s=around.pace_s,
         calls_per_exchange=calls if isinstance(calls, int) else None,
         poll_s=_INBOX_POLL_S,

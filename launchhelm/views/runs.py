@@ -12,9 +12,10 @@ from typing import Any, Final
 from launchhelm import _wording
 from launchhelm._clock import SYSTEM_CLOCK, Clock
 from launchhelm.errors import Conflict, NotFound, StorageError
+from launchhelm.records import WriterId
 from launchhelm.store import layout
 from launchhelm.store.manifest import Manifest, load_manifest
-from launchhelm.store.reader import Listing, Reader, list_segments
+from launchhelm.store.reader import Reader, list_segments
 from launchhelm.views.copied import copied_attempt
 from launchhelm.views.fold import Fold
 from launchhelm.views.liveness import Age, Observer, age_by_files
@@ -30,10 +31,10 @@ _SHOWN_CANDIDATES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One line about a run, from run.json, one listing, and the coordinator's newest file.
+    """One line about a run, from run.json, one listing, and the newest file of each process.
 
     Args:
-        step: Of the coordinator.
+        step: The highest that a process shows.
         ranks_seen: Processes of the newest attempt that have a file.
         age: Since the coordinator's counter last moved.
         metrics: The coordinator's newest logged values, as far as its newest file has them.
@@ -72,8 +73,8 @@ def runs(
 ) -> list[RunSummary]:
     """Summarise every run directly under a root, newest first.
 
-    Reads no series; costs about seven small operations per run. Symbolic links are not followed, so
-    that each run is listed once.
+    Reads no series; costs about seven small operations per run, and three per further process of
+    one that has not finished. Symbolic links are not followed, so that each run is listed once.
 
     Args:
         problems: Takes one sentence for each thing that cannot be read.
@@ -117,8 +118,15 @@ def run_directories(root: Path) -> Iterator[Path]:
     yield from (root / name for name in names)
 
 
-def summarise(directory: Path, observer: Observer) -> RunSummary | None:
-    """Summarise one directory; None when it is no run (yet)."""
+def summarise(
+    directory: Path, observer: Observer, watches: dict[WriterId, Watch] | None = None
+) -> RunSummary | None:
+    """Summarise one directory; None when it is no run (yet).
+
+    Args:
+        watches: Keeps what was read of its processes between calls; give the same one each time.
+    """
+    known = {} if watches is None else watches
     try:
         manifest = load_manifest(directory)
         listing = list_segments(directory)
@@ -128,28 +136,38 @@ def summarise(directory: Path, observer: Observer) -> RunSummary | None:
         return _unreadable(directory, error)
     extra = manifest.extra
     attempt = newest_attempt(listing)
-    watches = _coordinators(directory, listing, attempt, observer)
-    seen = len({writer.rank for writer in listing if writer.attempt == attempt})
+    writers = [writer for writer in listing if writer.attempt == attempt]
+    for gone in known.keys() - set(writers):
+        del known[gone]
+
+    def looked(chosen: Sequence[WriterId]) -> list[Watch]:
+        for writer in chosen:
+            known.setdefault(writer, Watch(writer)).look(directory, listing[writer], observer)
+        return [known[writer] for writer in chosen]
+
+    first = looked([writer for writer in writers if writer.rank == 0])
+    seen = len({writer.rank for writer in writers})
     world_size = next(
-        (watch.opening["world"] for watch in watches if watch.opening.get("world")),
+        (watch.opening["world"] for watch in first if watch.opening.get("world")),
         extra.get("world_size"),
     )
     is_copy = 0 < attempt <= copied_attempt(directory)
-    rows = table(watches, is_copy=is_copy)
-    if any(row.end for row in rows):
-        others = [each for each in listing if each.attempt == attempt and each.rank]
-        if all(row.end in ("", "finished") for row in rows):
-            # Whoever ended well has sealed its files, or ran out of time to; only the others may
-            # have died, and are looked at.
-            others = [writer for writer in others if not _is_sealed(listing[writer])]
-        # Which rank failed, and why, only the others may know.
-        looked = [_looked_at(directory, writer, listing, observer) for writer in others]
-        rows = table([*watches, *looked], is_copy=is_copy)
+    rows = table(first, is_copy=is_copy)
+    has_ended = any(row.end for row in rows)
+    # Which rank failed or is late, and why, only the others may know.
+    others = [writer for writer in writers if writer.rank and (has_ended or not is_copy)]
+    if has_ended and all(row.end in ("", "finished") for row in rows):
+        # Whoever ended well has sealed its files, or ran out of time to; only the others may
+        # have died, and are looked at.
+        others = [writer for writer in others if not _is_sealed(listing[writer])]
+    if others:
+        rows = table([*first, *looked(others)], is_copy=is_copy)
     started_at = next(
         (row.started_at for row in rows if row.started_at is not None), manifest.created_at
     )
     still_s = age_by_files(observer.clock, manifest.created_at, None)
     still = observer.observe(("listing", directory), len(listing), before_s=still_s)
+    step = max((row.step for row in rows if row.step is not None), default=None)
     state = run_state(
         rows,
         world_size=world_size,
@@ -158,6 +176,7 @@ def summarise(directory: Path, observer: Observer) -> RunSummary | None:
         created_at=manifest.created_at,
         now=observer.clock.wall(),
         still=still,
+        no_step=observer.observe(("front", directory), (attempt, step)),
         is_copy=is_copy,
     )
     waiting, taken = (0, 0) if state.is_over else _commands(directory)
@@ -169,7 +188,7 @@ def summarise(directory: Path, observer: Observer) -> RunSummary | None:
         project=manifest.project,
         created_at=manifest.created_at,
         state=state,
-        step=max((row.step for row in rows if row.step is not None), default=None),
+        step=step,
         world_size=world_size,
         ranks_seen=seen,
         attempt=attempt,
@@ -178,27 +197,11 @@ def summarise(directory: Path, observer: Observer) -> RunSummary | None:
         group=str(extra.get("group", "")),
         tags=tuple(extra.get("tags", ())),
         config=dict(manifest.config),
-        metrics=watches[-1].metrics if watches else {},
+        metrics=first[-1].metrics if first else {},
         waiting=waiting,
         pending=waiting + taken,
-        problem="; ".join(watch.problem for watch in watches if watch.problem),
+        problem="; ".join(watch.problem for watch in first if watch.problem),
     )
-
-
-def _coordinators(
-    directory: Path, listing: Listing, attempt: int, observer: Observer
-) -> list[Watch]:
-    return [
-        _looked_at(directory, writer, listing, observer)
-        for writer in listing
-        if writer.rank == 0 and writer.attempt == attempt
-    ]
-
-
-def _looked_at(directory: Path, writer: Any, listing: Listing, observer: Observer) -> Watch:
-    watch = Watch(writer)
-    watch.look(directory, listing[writer], observer)
-    return watch
 
 
 def _is_sealed(files: Mapping[int, Collection[bool]]) -> bool:

@@ -85,8 +85,27 @@ def test_a_silent_host_is_one_finding() -> None:
 def test_a_silent_rank_is_named_with_where_it_stood() -> None:
     said = headline(Scene(rows(r5={"state": "silent", "beat_s": 125.0, "step": 97})))
     assert (said.rule, said.ranks) == ("silent", (5,))
-    assert "no heartbeat for 125 s, last at step 97" in said.text
+    assert "no heartbeat for 125 s, last heard of at step 97, in training code" in said.text
     assert said.look_at == ("on gpu-001: py-spy dump --pid 1005",)
+
+
+def test_a_late_rank_is_named_with_those_that_wait_for_it_and_nobody_else_is_blamed() -> None:
+    late = {"state": "late", "beat_s": 21.0, "step": 97, "lag": 0}
+    those = [row(rank, **(late if rank == 1 else waiting())) for rank in range(3)]
+    for stuck_s in (21.0, 90.0):
+        (said,) = found(Scene(those, stuck_s=stuck_s, pace_s=0.1))
+        assert (said.rule, said.ranks, said.mark) == ("late", (1,), "◐")
+        assert said.text == (
+            "Rank 1 (gpu-000, local 1): no heartbeat for 21 s, last heard of at step 97, in "
+            "training code. Ranks 0, 2 wait for it."
+        )
+    assert found(Scene([row(0, **late)])) == []
+
+
+def test_of_a_killed_rank_the_last_step_heard_of_is_named() -> None:
+    gone = {"state": "ended", "end": "gone", "reason": "process 7 is gone", "step": 40}
+    said = headline(Scene(rows(r2=gone)))
+    assert "Rank 2 (gpu-000, local 2) ended, last heard of at step 40 (process 7" in said.text
 
 
 def test_the_laggard_holds_the_run_up_and_is_named_with_phase_and_step() -> None:

@@ -70,6 +70,40 @@ def test_a_summary_names_the_rank_that_failed(tmp_path: Path) -> None:
     assert summary.state.text == "failed on rank 1 at step 7: ValueError: no"
 
 
+def test_the_list_says_of_a_run_what_its_own_page_says(tmp_path: Path) -> None:
+    clock = FakeClock(wall=EPOCH + 40)
+    late, ended, well = (RunBuilder(tmp_path, world_size=3) for _ in range(3))
+    for run in (late, ended, well):
+        for rank in range(2):
+            beating(run, rank=rank)
+        writer = run.writer(2)
+        writer.beat(5)
+        if run is ended:
+            writer.close("terminated", "SIGTERM", step=5)
+        writer.flush()
+        age_files(run.directory, 2, clock=clock)
+        if run is late:
+            os.utime(writer.journal, (EPOCH, EPOCH))
+    clock.pass_s(10)
+    said = {run.run_id: run.state.text for run in views.runs(tmp_path, clock=clock)}
+    for run in (late, ended, well):
+        assert said[run.run_id] == views.open_run(run.directory, clock=clock).state.text
+    assert said[late.run_id] == "running, 1 rank late"
+    assert said[ended.run_id] == "running, 1 rank ended"
+    assert said[well.run_id] == "running"
+
+
+def test_a_run_that_hangs_still_shows_its_newest_metrics(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path)
+    writer = run.writer(0)
+    writer.metrics(5, loss=0.5)
+    for _ in range(40):
+        writer.beat(5)
+    writer.flush()
+    (summary,) = views.runs(tmp_path, clock=FakeClock(wall=EPOCH + 5))
+    assert summary.metrics == {"loss": 0.5}
+
+
 def test_links_hidden_names_files_and_other_directories_are_no_runs(tmp_path: Path) -> None:
     run = RunBuilder(tmp_path)
     (tmp_path / "latest").symlink_to(run.directory)

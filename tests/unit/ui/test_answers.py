@@ -105,9 +105,9 @@ def test_a_run_that_goes_on_is_seen_and_a_finished_one_is_not_read_again(
 
     summarise = board.summarise
 
-    def noting(directory: Path, observer: Any) -> Any:
+    def noting(directory: Path, observer: Any, watches: Any) -> Any:
         looked.append(directory)
-        return summarise(directory, observer)
+        return summarise(directory, observer, watches)
 
     monkeypatch.setattr(board, "summarise", noting)
     monkeypatch.setattr(board, "LIVE_S", 0.0)

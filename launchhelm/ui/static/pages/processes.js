@@ -134,7 +134,7 @@ function rowsView(value) {
       foot: foot === nothing ? null : foot,
     })}
     <p class="quiet">${value.world_size ? `world size ${count(value.world_size)} · ` : ""}attempt ${value.attempt} · front ${count(value.front)}${value.pace_s ? ` · ${duration(value.pace_s)} per step` : ""}
-      · late after ${duration(value.late_s)} · silent after ${duration(value.silent_s)}${value.clock_spread_s ? ` · clocks of hosts differ by up to ${duration(value.clock_spread_s)}` : ""}${agesText(value)}</p>`;
+      · late after ${duration(value.late_s)}, or ${duration(value.awaited_s)} when no other rank gets further · silent after ${duration(value.silent_s)}${value.clock_spread_s ? ` · clocks of hosts differ by up to ${duration(value.clock_spread_s)}` : ""}${agesText(value)}</p>`;
 }
 
 function agesText({ watched_s }) {
