@@ -186,9 +186,11 @@ def _result_text(outcome: Outcome) -> str:
         return f"in {count:,} {'module' if count == 1 else 'modules'}{named}"
     if outcome.changes or result in (None, {}):
         return ""
-    return "result " + short_reason(
-        named_text(result) if isinstance(result, Mapping) else values_text(result)
-    )
+    if isinstance(result, Mapping):
+        # As in JSON, which it is: null, where a value that is shown says none.
+        told = {name: "null" if value is None else value for name, value in result.items()}
+        return f"result {short_reason(named_text(told))}"
+    return f"result {short_reason(values_text(result))}"
 
 
 def _unknown(outcome: Outcome) -> Sentence:

@@ -93,7 +93,7 @@ def find(run: views.RunView, id_: str) -> views.CommandView:
     title = _wording.plain(run.name)
     if not mine:
         raise NotFound(
-            f"{title} has no command {_wording.plain(id_)}.",
+            f"{title} has no command {_wording.json_text(id_)}.",
             remedy=f"See its commands: launchhelm control {run.run_id} log",
         )
     shown = ", ".join(each.id for each in mine[:_SHOWN])

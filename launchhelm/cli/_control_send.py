@@ -238,7 +238,7 @@ def _still_waiting(
     output: Output,
     said: str,
 ) -> int:
-    """Say what a command waits for; at a terminal not what was `said` there last."""
+    """Say what a command waits for; where words and data are one place not what was `said` last."""
     around = around_of(run, waited_s)
     sentence = outcome_text(_Sent.of(view, command), around)
     if output.json:
@@ -246,7 +246,7 @@ def _still_waiting(
         if view is not None:
             document = documents.command_document(view, around)
         output.document({"sent": True, **document, "text": str(sentence)})
-    elif not (output.terminal and output.stderr.isatty() and str(sentence) == said):
+    elif str(sentence) != said or not output.is_one_place():
         output.line(output.sentence(sentence))
     output.say(f"Command {command.id} stays where it is; see: launchhelm control {run.run_id} log")
     return Exit.STILL_WAITING

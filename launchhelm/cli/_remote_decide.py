@@ -94,7 +94,7 @@ def _find(there: RunOnServer, id_: str) -> Json:
     title = there.found.title
     if not mine:
         raise NotFound(
-            f"{title} has no command {_wording.plain(id_)} on this server.",
+            f"{title} has no command {_wording.json_text(id_)} on this server.",
             remedy="See its commands: control RUN log",
         )
     shown = ", ".join(str(it["id"]) for it in mine[:_SHOWN])

@@ -67,6 +67,14 @@ class Output:
         self._write(self.stderr, text)
         self.stderr.flush()
 
+    def is_one_place(self) -> bool:
+        """Whether data and words come together: a terminal, or `2>&1`."""
+        try:
+            places = [os.fstat(each.fileno()) for each in (self.stdout, self.stderr)]
+        except (OSError, ValueError):
+            return False
+        return os.path.samestat(*places)
+
     def document(self, value: Mapping[str, Any]) -> None:
         """Print one JSON document on one line; escaped, so that every locale can carry it."""
         self.stdout.write(dump(value) + "\n")

@@ -55,7 +55,7 @@ def judge(
         return Judgement("expired", "expired", _not_within(command.valid_s))
     if command.last_step is not None and step is not None and step > command.last_step:
         return Judgement(
-            "expired", "expired", f"Valid up to step {command.last_step}; the run is at {step}."
+            "expired", "expired", f"Valid up to step {command.last_step:,}; the run is at {step:,}."
         )
     if schema is None:
         return Judgement(

@@ -434,6 +434,7 @@ def test_what_a_command_returned_is_told_beside_what_it_changed():
     nested = applied.but(result={"loss": nan, "seen": {"ok": True, "why": None}})
     expected = 'result loss=NaN seen={"ok":true,"why":null}'
     assert _wording.commands._result_text(nested) == expected
+    assert _wording.commands._result_text(applied.but(result={"echo": None})) == "result echo=null"
     result = {"modules": 5, "p": 0.2, "names": ["a", "b", "c", "d", "e"]}
     dropout = applied.but(changes={"dropout": {"old": 0.1, "new": 0.2}}, result=result)
     assert _wording.commands._result_text(dropout) == "in 5 modules (a, b, c and 2 more)"
