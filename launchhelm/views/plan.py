@@ -137,12 +137,15 @@ def plan_of(run: RunView, command: Command) -> Plan:
     change = preview.change_of(command.name, command.payload, values_of(run))
     calls = run.controls.get("calls_per_exchange")
     is_paused = run.coordinator is not None and run.coordinator.phase == PAUSED
+    first = command.first_step
+    if is_paused and first is not None and run.step is not None and first <= run.step:
+        first = None  # It acts at once, in the step of the pause.
     estimate = preview.when(
         step=None if is_held(run) else run.step,
         pace_s=around.pace_s,
         calls_per_exchange=calls if isinstance(calls, int) else None,
         poll_s=_INBOX_POLL_S,
-        first_step=command.first_step,
+        first_step=first,
         world_size=around.world_size,
     )
     states = {each.rank: each.state for each in run.participants}

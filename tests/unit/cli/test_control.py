@@ -174,6 +174,8 @@ def test_of_a_run_that_is_paused_no_step_and_no_time_is_foreseen(run: MadeRun, c
     assert "has passed" not in now.out  # The ranks wait in that step, and commands act there.
     past = cli("control", "ddp-run", "lr", "scale=0.5", "--check", "--at-step=399")
     assert "step 399 has passed (the run is at 400)" in past.out
+    for ran in (now, past):
+        assert ran.out.splitlines()[-1] == "at the next control point, on 2 processes."
     assert "paused at step 400" in cli("show", "ddp-run").out
     assert "paused at step 400" in cli("ls").out
 
