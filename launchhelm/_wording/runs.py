@@ -102,16 +102,25 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(said)
 
 
-def failed_text(rank: int, step: int | None, reason: str) -> str:
-    """Say which rank failed first, where and why."""
-    at = f" at step {step:,}" if step is not None else ""
-    return f"failed on rank {rank}{at}" + (f": {plain(reason)}" if reason else "")
+def failed_text(rank: int, step: int | None, reason: str, *, on_record: bool = True) -> str:
+    """Say which rank failed first, where and why.
+
+    Args:
+        on_record: The rank left an end record; else the step is the last one heard of.
+    """
+    return f"failed on rank {rank}{_at(step, on_record)}" + (f": {plain(reason)}" if reason else "")
 
 
-def stopped_text(reason: str, step: int | None) -> str:
-    """Say what stopped the run."""
+def stopped_text(reason: str, step: int | None, *, on_record: bool = True) -> str:
+    """Say what stopped the run; `on_record` as for `failed_text`."""
     by = f" by {plain(reason)}" if reason else ""
-    return f"stopped{by}" + (f" at step {step:,}" if step is not None else "")
+    return f"stopped{by}{_at(step, on_record)}"
+
+
+def _at(step: int | None, on_record: bool) -> str:
+    if step is None:
+        return ""
+    return f" at step {step:,}" if on_record else f", last heard of at step {step:,}"
 
 
 def copy_text(step: int | None) -> str:

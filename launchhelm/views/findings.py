@@ -330,7 +330,7 @@ def _at(step: int | None) -> str:
 
 def _ended_at(row: ParticipantView) -> str:
     # Where a process was that left no end record, only its last record tells.
-    return f", last heard of{_at(row.step)}" if row.end == "gone" else _at(row.step)
+    return _at(row.step) if row.has_end_record else f", last heard of{_at(row.step)}"
 
 
 def _unheard(rows: Sequence[ParticipantView]) -> str:

@@ -109,6 +109,11 @@ class ParticipantView:
     labels: Mapping[str, str] = field(default_factory=dict)
     control_off: str = ""
 
+    @property
+    def has_end_record(self) -> bool:
+        """Whether it said itself that it ended; `end` is our judgement otherwise."""
+        return self.ended_at is not None
+
 
 class Watch:
     """Follows one writer by the head and the tail of its files."""

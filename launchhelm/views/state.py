@@ -135,7 +135,9 @@ def _over(rows: Sequence[ParticipantView], created_at: float) -> RunState | None
     if failed:
         bad = [row for row in ended if row.end != _NORMAL]
         first = _cause(bad)
-        text = _wording.failed_text(first.rank, first.step, _reason(first))
+        text = _wording.failed_text(
+            first.rank, first.step, _reason(first), on_record=first.has_end_record
+        )
         others = [row for row in bad if row.end in ("error", "failed")]
         if first.end == "gone" and others:
             other = _cause(others)
@@ -152,7 +154,9 @@ def _over(rows: Sequence[ParticipantView], created_at: float) -> RunState | None
         took_s = max(0.0, last.ended_at - created_at) if last.ended_at is not None else None
         text = _wording.finished_text(took_s, lost)
         return RunState("finished", text, is_closed=last.closes_run)
-    return RunState("stopped", _wording.stopped_text(_reason(last), last.step))
+    return RunState(
+        "stopped", _wording.stopped_text(_reason(last), last.step, on_record=last.has_end_record)
+    )
 
 
 def _reason(row: ParticipantView) -> str:

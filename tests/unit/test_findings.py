@@ -69,6 +69,7 @@ def test_ranks_that_never_came_are_named_after_two_minutes() -> None:
 
 def test_who_left_is_named_with_step_and_reason() -> None:
     gone = {"state": "ended", "end": "error", "reason": "OutOfMemoryError: 2 GiB", "step": 40}
+    gone["ended_at"] = 1.0
     said = headline(Scene(rows(r2=gone)))
     assert (said.rule, said.ranks) == ("left", (2,))
     assert "Rank 2 (gpu-000, local 2) ended at step 40 (OutOfMemoryError: 2 GiB)" in said.text

@@ -554,7 +554,7 @@ def test_a_rank_that_is_gone_is_the_cause_of_errors_of_the_others(
     text = look(run, clock).state.text
     assert views.runs(tmp_path, clock=clock)[0].state.text == text
     cause, _, consequence = text.partition("; then ")
-    assert cause.startswith("failed on rank 1 at step 9: process ")
+    assert cause.startswith("failed on rank 1, last heard of at step 9: process ")
     assert cause.endswith("is gone and left no end record")
     assert consequence.startswith("rank 0: RuntimeError: Read error: Connection reset by peer.")
     assert consequence.endswith("…") and len(consequence) < 100
@@ -604,7 +604,7 @@ def test_who_was_told_to_end_and_is_heard_of_no_more_was_stopped(
     assert (view.state.word, view.participants[0].end) == ("running", "")
     clock.pass_s(120)
     view.refresh()
-    assert view.state.text == "stopped by SIGTERM on rank 0 at step 12"
+    assert view.state.text == "stopped by SIGTERM on rank 0, last heard of at step 12"
 
 
 def test_a_newer_attempt_is_judged_alone(tmp_path: Path, clock: FakeClock) -> None:
