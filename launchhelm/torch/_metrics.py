@@ -107,6 +107,11 @@ class Series:
         self._scaler = scaler
         self._logged = {"lr": [], "weight_decay": []}
 
+    def leave_out(self, seconds: float) -> None:
+        """Count time since the last call of `at_step` for no step: the loop was told to pause."""
+        if self._window_from is not None:
+            self._window_from += seconds
+
     def at_step(
         self,
         step: int,

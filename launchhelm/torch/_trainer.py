@@ -348,8 +348,8 @@ class Trainer:
 
         The ranks go from exchange to exchange meanwhile, so none waits long in a collective.
         """
-        before = self._progress.phase
-        self._progress.phase, self._progress.phase_since = "paused", time.monotonic()
+        before, since = self._progress.phase, time.monotonic()
+        self._progress.phase, self._progress.phase_since = "paused", since
         self.run.recorder.beat_soon()
         if self._desk is not None:
             self._desk.paused = True
@@ -363,7 +363,10 @@ class Trainer:
         finally:
             if self._desk is not None:
                 self._desk.paused = False
-            self._progress.phase, self._progress.phase_since = before, time.monotonic()
+            now = time.monotonic()
+            self._progress.phase, self._progress.phase_since = before, now
+            if self._series is not None:
+                self._series.leave_out(now - since)
             self.run.recorder.beat_soon()
             # Without control nobody could resume.
             self._flow.now = replace(self._flow.now, paused=False)

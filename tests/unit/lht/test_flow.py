@@ -125,6 +125,29 @@ def test_a_paused_loop_takes_commands_at_its_step_until_it_is_resumed(
     assert any(each.get("paused") is True for each in values)
 
 
+def test_a_pause_is_no_part_of_a_step_time(trainer: lht.Trainer) -> None:
+    watch(trainer, "pause")
+    trainer.step(samples=10)
+
+    def steer() -> None:
+        wait_until(lambda: trainer._progress.phase == "paused", "the pause")
+        time.sleep(2.0)
+        send(trainer, "resume")
+
+    thread = beside(steer)
+    begun = time.monotonic()
+    commanded(trainer, "pause")
+    thread.join()
+    for _ in range(3):
+        trainer.step(samples=10)
+    took_s = time.monotonic() - begun
+    logged = records(on_disk(trainer), "m")
+    steps = [each.body["perf/step_time_s"] for each in logged if "perf/step_time_s" in each.body]
+    assert took_s > 2.0 and 0.0 <= sum(steps) < took_s - 2.0 and min(steps) >= 0.0
+    rates = [each.body["perf/samples_per_s"] for each in logged[-3:]]
+    assert min(rates) > 10 / (took_s - 2.0)
+
+
 def test_a_command_for_the_step_after_a_pause_waits_until_the_pause_has_ended(
     trainer: lht.Trainer,
 ) -> None:
