@@ -92,6 +92,7 @@ class Around:
         run_closed: No attempt can come after that.
         cancelled_by: Who cancelled it.
         reverted_by: What undid the value later, for example "restore at step 13,900, attempt 3".
+        returned_by: The command by which the run brought it back after that, "" for none.
         diverged: (rank, value text) of ranks that show another effective value, and what
             the others show.
     """
@@ -112,6 +113,7 @@ class Around:
     run_closed: bool = False
     cancelled_by: str = ""
     reverted_by: str = ""
+    returned_by: str = ""
     diverged: Sequence[tuple[int, str]] = field(default_factory=tuple)
     others_show: str = ""
 
@@ -162,6 +164,9 @@ def _applied(outcome: Outcome, around: Around) -> Sentence:
         return Sentence("Diverged since", f": {named}{others}", mark="?", tone="bad")
     if around.reverted_by:
         rest = f": reverted by {plain(around.reverted_by)}"
+        if around.returned_by:
+            rest += f", and in effect again by command {plain(around.returned_by)}"
+            return Sentence(head, rest, mark="▲", tone="good")
         return Sentence(f"{head}, not in effect any more", rest, mark="▲", tone="bad")
     changes = changes_text(outcome.changes) or _said(outcome.message)
     said = [each for each in (changes, _result_text(outcome)) if each]

@@ -11,6 +11,7 @@ from launchhelm._wording import Around, Quiet
 from launchhelm.records import CANCEL
 from launchhelm.views.commands import CommandView
 from launchhelm.views.findings import STUCK_PACES
+from launchhelm.views.lineage import returns_of, undone_by
 from launchhelm.views.participants import is_waiting
 from launchhelm.views.run import RunView
 from launchhelm.views.state import PAUSED
@@ -69,6 +70,7 @@ def around_of(
         paused=coordinator is not None and coordinator.phase == PAUSED,
         cancelled_by=cancelled_by,
         reverted_by=_reverted_by(command),
+        returned_by=_returned_by(view, command),
         control_off=str(controls.get("why") or "no reason reported") if off else "",
         leaderless=view.is_leaderless,
         run_over=_over_text(view),
@@ -89,6 +91,14 @@ def _reverted_by(command: CommandView | None) -> str:
     if not effect.get("reverted"):
         return ""
     return f"{effect['reverted']}, step {effect.get('step')} of attempt {effect.get('attempt')}"
+
+
+def _returned_by(view: RunView, command: CommandView | None) -> str:
+    """Return the command by which the run has brought this one back, "" while it is lost."""
+    if command is None or not undone_by(command):
+        return ""
+    last = returns_of(view.commands, command)[-1]
+    return "" if last is command or undone_by(last) else last.id
 
 
 def is_held(view: RunView) -> bool:

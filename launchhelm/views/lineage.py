@@ -69,6 +69,15 @@ def undone_by(command: CommandView) -> str:
     return f"a {what}" if what.startswith("restore") else what
 
 
+def returns_of(commands: Sequence[CommandView], command: CommandView) -> list[CommandView]:
+    """Return a command and those by which the run brought it back, oldest first."""
+    found = [command]
+    for each in commands:
+        if each.state == "applied" and original_of(each) == found[-1].id:
+            found.append(each)
+    return found
+
+
 def moments(commands: Sequence[CommandView], name: str) -> Iterator[Moment]:
     """Yield what has changed one control, oldest first."""
     said: list[tuple[tuple[int, float], bool, CommandView]] = []

@@ -10,7 +10,7 @@ from launchhelm.controls.assign import PER_GROUP, factors_payload, payload_of, v
 from launchhelm.controls.undo import Change, Changes, same
 from launchhelm.records import ORDERS
 from launchhelm.views.commands import CommandView
-from launchhelm.views.lineage import NOT_APPLIED, enter, moments, original_of, undone_by
+from launchhelm.views.lineage import NOT_APPLIED, enter, moments, returns_of, undone_by
 from launchhelm.views.plan import values_of
 from launchhelm.views.run import RunView
 
@@ -43,7 +43,7 @@ def undoing(run: RunView, command: CommandView) -> Step | None:
         enter(changes, moment)
     if not changes.may_undo(command.id):
         # What the run brought back by itself goes on in another command.
-        returns = _returns(run.commands, command)
+        returns = returns_of(run.commands, command)
         restored = undone_by(returns[-1])
         if restored:
             raise CannotUndo(f"{restored} has undone it already")
@@ -58,15 +58,6 @@ def undoing(run: RunView, command: CommandView) -> Step | None:
             raise CannotUndo(f"command {undone} has undone it already")
         raise CannotUndo(f"command {changes.state} has changed it since; undo that one first")
     return step_back(command, values_of(run))
-
-
-def _returns(commands: Sequence[CommandView], command: CommandView) -> list[CommandView]:
-    """Return a command and those by which the run brought it back, oldest first."""
-    found = [command]
-    for each in commands:
-        if each.state == "applied" and original_of(each) == found[-1].id:
-            found.append(each)
-    return found
 
 
 def _require_undoable(run: RunView, command: CommandView) -> None:

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import launchhelm.torch as lht
 from launchhelm import views
+from launchhelm._wording import outcome_text
 from launchhelm.cli import documents
 from launchhelm.records import REAPPLY, Command, Outcome
 from launchhelm.store import inbox
@@ -131,6 +132,16 @@ def test_what_the_run_commanded_again_is_not_replayed_and_its_revert_is(tmp_path
     job = Job(tmp_path, first.end(), step=first.step, reapply=True)
     (again,) = job.own()
     assert job.rate == 0.05
+    view = job.view()
+    (said,) = (
+        str(outcome_text(each, around_of(view, command=each)))
+        for each in view.commands
+        if each.id == one.command
+    )
+    assert said == (
+        f"Applied at step {at(one):,}: reverted by restore or restart, "
+        f"step {first.step + 1} of attempt 2, and in effect again by command {again.command}"
+    )
     undone = job.send(reverts=again.command, scale=2.0)
     assert job.rate == 0.1
     plan, new = replayed(job, tmp_path / "new")
