@@ -165,7 +165,7 @@ def _applied(outcome: Outcome, around: Around) -> Sentence:
     if around.reverted_by:
         rest = f": reverted by {plain(around.reverted_by)}"
         if around.returned_by:
-            rest += f", and in effect again by command {plain(around.returned_by)}"
+            rest += f", and brought back by command {plain(around.returned_by)}"
             return Sentence(head, rest, mark="▲", tone="good")
         return Sentence(f"{head}, not in effect any more", rest, mark="▲", tone="bad")
     changes = changes_text(outcome.changes) or _said(outcome.message)

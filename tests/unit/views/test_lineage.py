@@ -140,7 +140,7 @@ def test_what_the_run_commanded_again_is_not_replayed_and_its_revert_is(tmp_path
     )
     assert said == (
         f"Applied at step {at(one):,}: reverted by restore or restart, "
-        f"step {first.step + 1} of attempt 2, and in effect again by command {again.command}"
+        f"step {first.step + 1} of attempt 2, and brought back by command {again.command}"
     )
     undone = job.send(reverts=again.command, scale=2.0)
     assert job.rate == 0.1
