@@ -346,7 +346,8 @@ def _unheard(rows: Sequence[ParticipantView]) -> str:
 def _who_waits(scene: Scene, unheard: Sequence[ParticipantView]) -> str:
     waiting = [row.rank for row in scene.alive if row not in unheard and _waiting(row)]
     if not waiting:
-        return ""
+        # They may wait in a collective of the training's own, which is not seen here.
+        return " No other rank gets further." if all(row.awaited for row in unheard) else ""
     verb, whom = "waits" if len(waiting) == 1 else "wait", "it" if len(unheard) == 1 else "them"
     return f" {_capital(ranks_text(waiting))} {verb} for {whom}."
 

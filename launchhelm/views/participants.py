@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,6 +75,7 @@ class ParticipantView:
         faults: Faults of our own, by component, as far as its newest records tell.
         last_at: Its own wall clock at its newest record; shown only.
         control_off: Why it takes no commands any more, as its heartbeat says; "" while it does.
+        awaited: Nothing is heard of it, while the others are heard of and get no further.
     """
 
     writer: WriterId
@@ -108,6 +109,7 @@ class ParticipantView:
     role: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     control_off: str = ""
+    awaited: bool = False
 
     @property
     def has_end_record(self) -> bool:
@@ -318,7 +320,8 @@ def table(watches: Iterable[Watch], *, is_copy: bool = False) -> list[Participan
         end, reason = ends[watch.writer]
         lag = _lag(watch, front, pace, end)
         state = _state(watch, end, lag, awaited, waiting)
-        made.append(_row(watch, state, lag, end, reason))
+        row = _row(watch, state, lag, end, reason)
+        made.append(replace(row, awaited=True) if watch.writer in awaited else row)
     return made
 
 

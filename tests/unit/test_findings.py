@@ -101,6 +101,8 @@ def test_a_late_rank_is_named_with_those_that_wait_for_it_and_nobody_else_is_bla
             "training code. Ranks 0, 2 wait for it."
         )
     assert found(Scene([row(0, **late)])) == []
+    (said,) = found(Scene(rows(3, r1={**late, "awaited": True})))
+    assert said.text.endswith("in training code. No other rank gets further.")
 
 
 def test_of_a_killed_rank_the_last_step_heard_of_is_named() -> None:

@@ -124,6 +124,7 @@ def test_who_is_not_heard_of_is_late_sooner_when_the_others_get_no_further(
     beat([first, third], clock, 10, phase=phase)
     view.refresh()
     assert [row.state for row in view.participants] == ["ok", state, "ok"]
+    assert [row.awaited for row in view.participants] == [False, state != "ok", False]
 
 
 def test_who_is_not_heard_of_is_not_late_sooner_while_another_rank_goes_on(
