@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 from pathlib import Path
 
 from launchhelm.cli import Exit
@@ -45,6 +47,23 @@ def test_many_ranks_are_folded_and_exceptions_shown(root: Path, cli: Cli) -> Non
     assert "39 ranks on 1 host: ok" in ran.out
     assert len([line for line in ran.out.splitlines() if "behind" in line and "▼" in line]) == 1
     assert len(cli("show", "wide", "--ranks").out.splitlines()) > 40
+
+
+def test_a_rank_that_others_wait_for_is_named_in_show_list_and_check(root: Path, cli: Cli) -> None:
+    run = MadeRun(root, "stopped", ranks=2).train(400)
+    waiting, stopped = run.journals
+    waiting.beat(401, 2, phase="waiting at step 401", phase_s=22.0, step_time_ms=5.0)
+    stopped.add("hb", {"n": 2, "phase": "training"}, step=400, at=time.time() - 25)
+    at = time.time() - 25
+    os.utime(stopped._path, (at, at))
+    page = cli("show", "stopped").out
+    assert page.splitlines()[0].split()[2:6] == ["running,", "1", "rank", "late"]
+    assert "▼ behind" not in page and page.count("◐ late") == 1
+    assert "  Rank 1 (gpu-000, local 1): no heartbeat for 25 s, last heard of at step 400" in page
+    assert "Rank 0 waits for it." in page
+    assert "running, 1 rank late" in cli("ls").out
+    check = cli("control", "stopped", "lr", "scale=0.5", "--check").out
+    assert "at the next control point, on 2 processes. Rank 1 is late." in check
 
 
 def test_missing_ranks_are_named(root: Path, cli: Cli) -> None:
