@@ -225,7 +225,7 @@ class Peers:
 
     def _last_seen(self, rank: int) -> str:
         step = self.seen.get(rank)
-        return self.name_of(rank) + ("" if step is None else f" (last seen at step {step})")
+        return self.name_of(rank) + ("" if step is None else f" (last exchange at step {step})")
 
     def _dead(self) -> list[int]:
         dead: list[int] = []

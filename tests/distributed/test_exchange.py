@@ -365,7 +365,7 @@ def test_a_rank_killed_while_idle_is_named_and_training_goes_on(victim: int) -> 
         assert one.value["took_s"] < 10
         (notice,) = one.value["notices"]
         assert f"rank {victim}" in notice
-        assert victim or "(last seen at step " in notice, "its packets say where it was"
+        assert victim or "(last exchange at step " in notice, "its packets say where it was"
         assert "Traceback" not in one.stderr
 
 
@@ -378,7 +378,7 @@ def test_a_rank_killed_while_applying_is_named_in_the_error_and_the_count_is_tru
         assert one.code == 0, one.stderr
         assert one.value["took_s"] < 10
         assert one.value["error"]["failures"][0][0] == 1
-        assert "rank 1" in one.value["text"] and "(last seen at step " in one.value["text"]
+        assert "rank 1" in one.value["text"] and "(last exchange at step " in one.value["text"]
         assert not one.value["error"]["consistent"]
     (outcome,) = ended[0].value["outcomes"]
     assert (outcome["state"], outcome["applied_on"], outcome["of"]) == ("outcome_unknown", 3, 4)
