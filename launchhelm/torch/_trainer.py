@@ -789,5 +789,5 @@ def _inert(kind: type[Trainer], control: RankFacts, log_ranks: str, step: int, r
     copy._step = step
     copy._clipping, copy._flow = Clipping(None, 1), FlowHolder()
     copy._series = copy._panel = copy._signals = copy._standing = None
-    copy._has_ended = True
+    copy._has_ended, copy._knows_of_stop = True, False
     return copy
