@@ -382,7 +382,7 @@ def test_an_expectation_is_judged_by_what_the_optimizer_holds_and_not_by_what_wa
     ended = wait_until(step, "both outcomes")
     ((stale,), (true,)) = ended["stale"], ended["true"]
     assert (stale.state, stale.code) == ("rejected", "changed_meanwhile")
-        assert stale.message in ("lr was 0.1 and is 0.3 now.", "lr was 0.1 and is 0.05 now.")
+    assert stale.message in ("lr was 0.1 and is 0.3 now.", "lr was 0.1 and is 0.05 now.")
     assert true.state == "applied"
     state = optimizer.state_dict()
     state["param_groups"][0]["lr"] = 0.7
