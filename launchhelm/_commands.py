@@ -178,6 +178,7 @@ class CommandDesk:
         self._changes: dict[str, Changes] = {}
         self._restored_at: dict[str, float] = {}
         self._paced: tuple[float, int] | None = None
+        self._reach = 0
         self._pace: float | None = None
         self._step = 0
         self.paused = False
@@ -261,6 +262,7 @@ class CommandDesk:
         if step is not None:
             self._step = step
             self._paced = self._paced or (now, step)
+            self._reach = step + ahead
         if not self._queue or now - self._polled_at > FRESH_POLL_S:
             return None
         values = self._values_now()
@@ -444,7 +446,10 @@ class CommandDesk:
         self._polled_at = self._clock.monotonic()
 
     def _near(self, now: float) -> float:
-        """Return the step that the loop may reach within AHEAD_S; any while its pace is unknown."""
+        """Return the step that the loop may reach within AHEAD_S, or takes commands for already.
+
+        Any step while its pace is unknown.
+        """
         if self._paced is None:
             return math.inf
         at, step = self._paced
@@ -453,7 +458,9 @@ class CommandDesk:
             pace = (self._step - step) / (now - at)
             self._pace = max(pace, 0.9 * (self._pace or 0.0))
             self._paced = now, self._step
-        return math.inf if self._pace is None else self._step + max(1.0, self._pace * AHEAD_S)
+        if self._pace is None:
+            return math.inf
+        return max(self._reach, self._step + max(1.0, self._pace * AHEAD_S))
 
     def _receive(self, arrivals: list[Arrival], in_other_hands: set[str], now: float) -> None:
         """Record what came in: claimed, refused, or known already."""

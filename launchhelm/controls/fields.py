@@ -17,6 +17,9 @@ _EXACT: Final = {
 }
 """Control and field: what its schema says, and what is so."""
 
+NEEDED: Final = {"grad_clip": ("max_norm",)}
+"""By control: what a form asks for although a command may leave it out, which would mean off."""
+
 Capability = Mapping[str, Any]  # Any: a JSON document, as the run registered it.
 
 

@@ -130,6 +130,8 @@ def controls(board: Board, view: views.RunView) -> Json:
                 "text": plain(_wording.values_text(values[name])) if name in values else "",
                 "one_of": [preview.one_of(capability)] if preview.one_of(capability) else [],
                 "takes": [plain(each) for each in fields.field_texts(capability)],
+                "hints": _hints(name, capability),
+                "needed": fields.NEEDED.get(name, ()),
                 "effect": capability.get("effect", ""),
                 "requires_approval": bool(capability.get("requires_approval")),
                 "safe_points": list(capability.get("safe_points") or ()),
@@ -140,6 +142,15 @@ def controls(board: Board, view: views.RunView) -> Json:
         "refusal": refusal_of(view),
         "rights": rights(board, view),
     }
+
+
+def _hints(name: str, capability: fields.Capability) -> dict[str, str]:
+    """Say what each field takes, as it is typed into a form."""
+    hints = {}
+    for field, (node, _) in fields.fields_of(fields.root_of(capability)).items():
+        text = fields.field_text(name, field, node)
+        hints[field] = plain("anything, as JSON" if text == "anything" else text)
+    return hints
 
 
 # Giving -------------------------------------------------------------------------------------
@@ -156,6 +167,8 @@ def check(board: Board, view: views.RunView, body: Json) -> Json:
         "when": "",
         "guards": [],
         "queue": [],
+        "expected": _expected(view, command.name),
+        "seen": _last_change(view, command.name),
         "rights": rights(board, view),
     }
     refusal = _refusal(view, command)
@@ -198,7 +211,7 @@ def give(board: Board, view: views.RunView, body: Json) -> tuple[int, Json]:
     refusal = _refusal(view, command)
     if refusal:
         raise Problem(409, "refused", refusal, kept=NOTHING_SENT)
-    changed = _changed(command, values_of(view))
+    changed = _changed(command, values_of(view)) or _commanded(view, command.name, body)
     if changed:
         raise Problem(
             409,
@@ -337,6 +350,29 @@ def require_confirmed(found: Sequence[Guard], confirmed: object) -> None:
 def guard_document(guard: Guard) -> Json:
     """Return one reason to confirm as it is answered."""
     return {"rule": guard.rule, "text": guard.text, "typed": guard.typed}
+
+
+def _expected(view: views.RunView, name: str) -> Json:
+    """Return the value that a command is for; none of a rate, which its schedule may move."""
+    values = values_of(view)
+    return {name: values[name]} if name in values and name != "lr" else {}
+
+
+def _last_change(view: views.RunView, name: str) -> str:
+    """Return the newest command of a control that was applied or may have been, "" for none."""
+    acted = ("applied", "applying", "outcome_unknown")
+    found = [each.id for each in view.commands if each.name == name and each.state in acted]
+    return found[-1] if found else ""
+
+
+def _commanded(view: views.RunView, name: str, body: Json) -> str:
+    """Say which command has changed the control since the sender looked."""
+    newest = _last_change(view, name)
+    command = view.command(newest)
+    if command is None or body.get("seen") in (None, newest):
+        return ""
+    who = plain(command.owner or command.issued_by or "nobody known")
+    return f"{who} has sent {plain(name)} {_wording.payload_text(command.payload)}, {newest}"
 
 
 def _changed(command: Command, values: Mapping[str, Any]) -> str:

@@ -71,7 +71,7 @@ def refusal_of(run: RunView) -> str:
         return f"Control is off in {name}: {why}."
     held = frozen(run.commands)
     if held:
-        return f"In {name} {_wording.plain(held)}; `control RUN unfreeze` ends that."
+        return f"In {name} {_wording.plain(held)}; `launchhelm control {run.run_id} unfreeze` ends that."
     if not run.capabilities:
         if run.state.word == "starting":
             return f"{name} has not said yet what may be changed; try again in a moment."

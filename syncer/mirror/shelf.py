@@ -44,7 +44,7 @@ class Shelf:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.root = server.data / FOLDER
+        self.root = server.data.absolute() / FOLDER
         self._mirrors: dict[str, Mirror] = {}
         self._lock = threading.Lock()
         shutil.rmtree(self.root, ignore_errors=True)

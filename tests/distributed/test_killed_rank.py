@@ -99,8 +99,12 @@ def killed(root: Path, victim: int, place: str) -> tuple[list[Ended], Path]:
         run = only_run(root)
         died = ranks.directory / f"{victim}.told.dies"
         if place == "idle":
-            inbox.send(run, Command("later", "lr", {"scale": 0.5}, first_step=10**6))
-            wait_until(lambda: views.open_run(run).command("later").outcome, "picked up")
+            inbox.send(run, Command("soon", "lr", {"scale": 0.5}, first_step=20_000))
+            wait_until(lambda: views.open_run(run).command("soon").outcome, "picked up")
+            time.sleep(3)  # Then the pace is known, and what is far away is left in the inbox.
+            inbox.send(run, Command("late", "lr", {"scale": 0.5}, first_step=10**9))
+            time.sleep(2)
+            assert views.open_run(run).command("late").outcome is None, "left in the inbox"
             died.touch()
             ranks.kill(victim)
             must_show_that_control_is_off(run, victim, died.stat().st_mtime)
@@ -132,14 +136,15 @@ def must_show_that_control_is_off(run: Path, victim: int, died_at: float) -> Non
     assert view.controls["control"] == "off"
     assert "Control is off" in refusal_of(view) and f"rank {victim}" in refusal_of(view)
 
-    def told() -> str:
+    def told(id_: str) -> bool:
         view.refresh()
-        command = view.command("later")
+        command = view.command(id_)
         assert command is not None
-        return str(outcome_text(command, around_of(view, command=command)))
+        text = str(outcome_text(command, around_of(view, command=command)))
+        word = "Waiting: control is off: " if victim == 0 else "Rejected"
+        return text.startswith(word) and f"rank {victim}" in text
 
-    word = "Waiting: control is off: " if victim == 0 else "Rejected"
-    wait_until(lambda: told().startswith(word) and f"rank {victim}" in told(), "the end of it")
+    wait_until(lambda: told("soon") and told("late"), "the end of what waited")
 
 
 def must_be_whole(run: Path) -> None:

@@ -16,6 +16,7 @@ import { download, empty, failed, shown } from "../parts/words.js";
 import { inputText } from "./charts.js";
 
 const CHECK_AFTER_MS = 300;
+const CHECK_AGAIN_MS = 5000;
 const MOST_EFFECTS = 12;
 const EFFECT_AGAIN_MS = 5000;
 const LEDGER_AGAIN_MS = 15_000; // What a restart or a scheduler did to an old command is seen by then.
@@ -103,26 +104,25 @@ function onInput(field, value) {
 const controlOf = (name) => loaded("controls").value?.controls.find((one) => one.name === name);
 
 function bodyOf(one) {
-  const { schema, one_of: oneOf } = controlOf(one.name);
-  const { input } = collect(schema, one, oneOf);
+  const { input } = collect(controlOf(one.name), one);
   const step = (given) => (given === "" ? undefined : Number(given.replaceAll(",", "")));
-  const { values } = controlOf(one.name);
   const body = { name: one.name, input };
-  if (values !== null && values !== undefined) body.expected = { [one.name]: values };
   if (one.when === "at" && step(one.first) !== undefined) body.first_step = step(one.first);
   if (one.when === "at" && step(one.last) !== undefined) body.last_step = step(one.last);
   return body;
 }
 
+const isStep = (given) => /^[\d,]*$/.test(given) && Number(given.replaceAll(",", "")) <= Number.MAX_SAFE_INTEGER;
+
 function consider() {
   const one = draft();
-  const { schema, one_of: oneOf } = controlOf(one.name);
-  const { problems } = collect(schema, one, oneOf);
+  const { problems } = collect(controlOf(one.name), one);
   const touched = (field) => one.values[field] !== undefined && one.values[field] !== "";
   one.problems = Object.fromEntries(Object.entries(problems).filter(([field]) => touched(field)));
   for (const field of ["first", "last"]) {
-    if (one.when === "at" && !/^[\d,]*$/.test(one[field])) one.problems[field] = "is to be a step";
+    if (one.when === "at" && !isStep(one[field])) one.problems[field] = "is to be a step, as 12,000";
   }
+  if (one.when === "at" && one.first.trim() === "") one.problems.first = "is needed: the step to act at";
   one.checked = null;
   one.failure = null;
   one.asked = "";
@@ -141,11 +141,17 @@ async function check() {
   one.asked = asked;
   try {
     const checked = await api.post(path("commands/check"), body);
-    if (one.asked === asked && one === draft()) one.checked = { ...checked, body };
+    if (one.asked === asked && one === draft()) one.checked = { ...checked, body, at: Date.now() };
   } catch (error) {
     if (one.asked === asked) one.failure = error;
   }
   update();
+}
+
+// What a check foresaw moves on with the run.
+function renewCheck() {
+  const one = draft();
+  if (one?.checked && !one.sending && Date.now() - one.checked.at > CHECK_AGAIN_MS) check();
 }
 
 function send() {
@@ -181,7 +187,8 @@ async function deliver(confirmed) {
   one.failure = null;
   update();
   try {
-    const sent = await api.post(path("commands"), { ...one.checked.body, id: one.id, reason: one.reason, confirmed });
+    const { body, expected, seen } = one.checked;
+    const sent = await api.post(path("commands"), { ...body, expected, seen, id: one.id, reason: one.reason, confirmed });
     state.page.draft = null;
     set({ cmd: sent.id ?? one.id });
     noteSent(sent.id ?? one.id, one.name, one.checked.body.input);
@@ -252,12 +259,12 @@ function refused(what, error) {
   update({ dialog: () => html`<h2 id="dialog-title">${what} was not written</h2><p>${error.message} ${error.kept} ${error.remedy}</p>` });
 }
 
-async function give(name) {
+async function give(word) {
   try {
-    await api.post(path("commands"), { name, input: {}, id: makeId() });
-    say(`${name} written`, true);
+    await api.post(path("commands"), { name: `run:${word}`, input: {}, id: makeId() });
+    say(`${word} written`, true);
   } catch (error) {
-    refused(name, error);
+    refused(word, error);
   }
   refreshLedger();
 }
@@ -307,7 +314,7 @@ function changeForm(value, mayControl, reason) {
   return html`<form class="change" aria-label=${`Change ${visible(one.name)}`} @submit=${submit}>
     <h3>Change ${visible(one.name)}</h3>
     ${mayControl ? nothing : html`<p class="banner"><span aria-hidden="true">!</span> Controlling is off: ${visible(reason)}</p>`}
-    ${formView(control.schema, { ...one, problems: { ...one.problems, ...(checked?.fields ?? {}) } }, onInput, disabled, control.one_of)}
+    ${formView(control, { ...one, problems: { ...one.problems, ...(checked?.fields ?? {}) } }, onInput, disabled)}
     <fieldset class="line"><legend>when</legend>
       <label><input type="radio" name="when" value="next" .checked=${one.when === "next"} ?disabled=${disabled} @change=${field("when")}> next safe point</label>
       <label><input type="radio" name="when" value="at" .checked=${one.when === "at"} ?disabled=${disabled} @change=${field("when")}> at a step</label>
@@ -458,6 +465,7 @@ export default {
     clearTimeout(state.page.timer);
   },
   change({ what }) {
+    renewCheck();
     if (what.includes("commands") || what.includes("attempts")) {
       refresh();
       refreshLedger();

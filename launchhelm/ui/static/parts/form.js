@@ -2,7 +2,9 @@
 //
 // A draft keeps what was typed, by path ("field", "field.inner", "field.0"). `collect` makes the
 // input of it: fields left empty are left out, and the problems found here are named by path.
-// Of fields that exclude each other (`oneOf`) the chosen one is needed, and the others are left out.
+// Of fields that exclude each other (`one_of`) the chosen one is needed, and the others are left out.
+// What a field of any type takes is said by `hints`; it is typed as JSON. A field of `needed` cannot
+// be left empty, although a command may leave it out.
 
 import { html, nothing } from "../vendor/lit-html.js";
 import { repeat } from "../vendor/directives/repeat.js";
@@ -10,15 +12,15 @@ import { visible } from "../lib/format.js";
 
 const DECIMAL = /^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$/;
 
-export function formView(schema, draft, onInput, disabled, oneOf = []) {
+export function formView({ schema, one_of: oneOf = [], hints = {}, needed = [] }, draft, onInput, disabled) {
   const root = schema?.root ?? {};
   if (root.kind !== "record") return html`<p>This control takes what only code can give it.</p>`;
   if (!root.fields?.length) return html`<p class="quiet">It takes no input.</p>`;
-  const form = { draft, onInput, disabled };
+  const form = { draft, onInput, disabled, hints };
   const groupOf = (field) => oneOf.find((names) => names.includes(field.name));
   return html`<div class="fields">${root.fields.map((field) => {
     const names = groupOf(field);
-    if (!names) return fieldView(field, field.name, form);
+    if (!names) return fieldView({ ...field, optional: field.optional && !needed.includes(field.name) }, field.name, form);
     return names[0] === field.name ? choiceView(names, root.fields, form) : nothing;
   })}</div>`;
 }
@@ -42,13 +44,13 @@ function fieldView(field, path, form) {
   const label = html`${visible(field.name)}${optional || field.chosen ? nothing : html`<span class="quiet"> (needed)</span>`}`;
   const id = `field-${path}`;
   const problem = form.draft.problems?.[path];
-  const words = html`<span class="quiet" id=${`${id}-hint`}>${hint(type)}</span>
+  const words = html`<span class="quiet" id=${`${id}-hint`}>${visible(form.hints[path] ?? hint(type))}</span>
     <span class="problem" id=${`${id}-problem`}>${problem ?? ""}</span>`;
   if (type.kind === "record") {
     return html`<fieldset><legend>${label}</legend>${(type.fields ?? []).map((inner) => fieldView(inner, `${path}.${inner.name}`, form))}</fieldset>`;
   }
   if (type.kind === "list" || type.kind === "schedule") return rowsView(type, path, label, form);
-  if (type.kind === "opaque" || !["scalar", "enum"].includes(type.kind)) {
+  if (!["scalar", "enum", "opaque"].includes(type.kind)) {
     return optional ? nothing : html`<p class="problem">${visible(field.name)} takes what only code can give it.</p>`;
   }
   return html`<div class="field"><label for=${id}>${label}</label>${entry(type, path, id, form, optional)}${words}</div>`;
@@ -66,7 +68,7 @@ function entry(type, path, id, { draft, onInput, disabled }, optional) {
     </select>`;
   }
   return html`<input id=${id} name=${path} .value=${value} ?disabled=${disabled} aria-describedby=${described}
-    inputmode=${type.scalar === "string" ? "text" : "decimal"} autocomplete="off" spellcheck="false"
+    inputmode=${type.scalar === "string" || type.kind === "opaque" ? "text" : "decimal"} autocomplete="off" spellcheck="false"
     aria-invalid=${draft.problems?.[path] ? "true" : "false"} @input=${change}>`;
 }
 
@@ -96,13 +98,14 @@ function hint(type) {
   return unit;
 }
 
-export function collect(schema, draft, oneOf = []) {
+export function collect({ schema, one_of: oneOf = [], needed = [] }, draft) {
   const problems = {};
   const input = {};
   for (const field of schema?.root?.fields ?? []) {
     const names = oneOf.find((group) => group.includes(field.name));
     if (names && field.name !== chosenOf(names, draft.values)) continue;
-    const value = read(names ? { ...field, optional: false } : field, field.name, draft.values, problems);
+    const optional = field.optional && !names && !needed.includes(field.name);
+    const value = read({ ...field, optional }, field.name, draft.values, problems);
     if (value !== undefined) input[field.name] = value;
   }
   return { input, problems };
@@ -124,14 +127,25 @@ function read({ type = {}, optional }, path, values, problems) {
     return undefined;
   }
   if (type.kind === "enum" || type.scalar === "string") return given;
+  if (type.kind === "opaque") return readJson(given, path, problems);
   if (type.scalar === "boolean") return given === "true";
   return readNumber(type, given.trim(), path, problems);
+}
+
+function readJson(given, path, problems) {
+  try {
+    return JSON.parse(given);
+  } catch {
+    problems[path] = 'is to be JSON, as 1.5, null, "text" or [1, 2]';
+    return undefined;
+  }
 }
 
 function readNumber(type, given, path, problems) {
   if (!DECIMAL.test(given)) problems[path] = "is to be a number, as 0.5 or 1e-4";
   else if (type.scalar === "integer" && !Number.isInteger(Number(given))) problems[path] = "is to be a whole number";
   const value = Number(given);
+  if (!Number.isFinite(value)) problems[path] ??= "is too large for a number";
   const { min, max } = type.bounds ?? {};
   if (min !== undefined && value < Number(min)) problems[path] = `is to be at least ${min}`;
   if (max !== undefined && value > Number(max)) problems[path] = `is to be at most ${max}`;
