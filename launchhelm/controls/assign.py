@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 PER_GROUP: Final = ("lr", "weight_decay")
@@ -12,6 +12,14 @@ _EACH: Final = {"lr": "lrs", "weight_decay": "values"}
 """The field that sets every group by itself."""
 
 _FIELD: Final = {"lr": "lr", "weight_decay": "value", "grad_clip": "max_norm", "dropout": "p"}
+
+
+_RELATIVE: Final = frozenset({"scale", "scales", "group", "keep_ratios", "skip_zero"})
+
+
+def sets_all(payload: Mapping[str, Any]) -> bool:
+    """Whether what a control holds after this input is the same whatever it held before."""
+    return not _RELATIVE & payload.keys()
 
 
 def payload_of(name: str, value: Any, group: int | None = None) -> dict[str, Any] | None:

@@ -59,6 +59,12 @@ class Comparison:
         self._told: object = None
         self._body = b""
 
+    def agreed(self, name: str) -> None:
+        """Rank 0: take in that a command has made this control alike on all ranks."""
+        if name in self.diverged:
+            self.diverged = {each: held for each, held in self.diverged.items() if each != name}
+            self._told = None
+
     @property
     def is_due(self) -> bool:
         """Whether rank 0 should ask again."""

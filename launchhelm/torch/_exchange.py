@@ -17,7 +17,10 @@ from dataclasses import replace
 from typing import Final
 
 from launchhelm._clock import SYSTEM_CLOCK, Clock
+from launchhelm._wording import diverged_text
+from launchhelm.controls.assign import sets_all
 from launchhelm.controls.decide import unexpected
+from launchhelm.records import Command
 from launchhelm.torch._collective import Links
 from launchhelm.torch._comparison import Comparison
 from launchhelm.torch._doubt import settle
@@ -441,11 +444,25 @@ class Exchange:
             return None
         self._task = Task.of(command, self._plant)
         size = len(self._task.body)
+        refusal = self._vain(command, size)
+        if refusal is None:
+            return size
+        self._conclude(refusal)
+        return None
+
+    def _vain(self, command: Command, size: int) -> Verdict | None:
+        """Refuse a command of which this rank alone knows that it cannot end alike on all."""
         if size > MAX_BODY_BYTES:
             text = f"The command has {size:,} bytes; at most {MAX_BODY_BYTES:,} can be sent."
-            self._conclude(Verdict("rejected", "too_large", text))
+            return Verdict("rejected", "too_large", text)
+        apart = self._comparison.diverged if self._comparison is not None else {}
+        if command.name not in apart or sets_all(command.payload):
             return None
-        return size
+        text = (
+            f"{diverged_text(command.name, apart[command.name])}, and would still differ after "
+            "this. First set it to one value for all groups."
+        )
+        return Verdict("rejected", "diverged", text)
 
     def _record(self) -> Result:
         task = self._under_way
@@ -461,6 +478,8 @@ class Exchange:
         outcome = task.outcome(verdict, self._step, hosts, self._machine.size)
         try:
             self._desk.conclude(task.command, outcome)
+            if outcome.state == "applied" and self._comparison is not None:
+                self._comparison.agreed(task.name)
         except Exception as error:  # The other ranks must still learn what became of it.
             self._tell(f"The outcome of {task.name!r} could not be recorded: {text_of(error)}.")
         return None

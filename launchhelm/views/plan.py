@@ -18,7 +18,7 @@ from launchhelm._ids import new_run_id
 from launchhelm.controls import preview
 from launchhelm.records import Command
 from launchhelm.store import inbox, layout
-from launchhelm.views.around import around_of, is_held
+from launchhelm.views.around import around_of, diverged_of, is_held
 from launchhelm.views.commands import frozen
 from launchhelm.views.run import RunView
 from launchhelm.views.state import PAUSED
@@ -71,7 +71,8 @@ def refusal_of(run: RunView) -> str:
         return f"Control is off in {name}: {why}."
     held = frozen(run.commands)
     if held:
-        return f"In {name} {_wording.plain(held)}; `launchhelm control {run.run_id} unfreeze` ends that."
+        thaw = f"`launchhelm control {run.run_id} unfreeze` ends that"
+        return f"In {name} {_wording.plain(held)}; {thaw}."
     if not run.capabilities:
         if run.state.word == "starting":
             return f"{name} has not said yet what may be changed; try again in a moment."
@@ -154,6 +155,9 @@ def plan_of(run: RunView, command: Command) -> Plan:
         *preview.warnings_for(change, run.capabilities.get(command.name, {}), command.payload),
         *preview.step_warnings(command, run.step, estimate, is_paused=is_paused),
     ]
+    apart = diverged_of(run).get(command.name)
+    if apart:
+        warnings.append(_wording.diverged_text(command.name, apart))
     if run.state.word == "no news":
         valid = _wording.duration(command.valid_s)
         warnings.append(f"{run.state.text}; the command may wait, and expire after {valid}")

@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 
+from launchhelm import views
+from launchhelm.records import Command
+from launchhelm.store import inbox
+from launchhelm.views.around import diverged_of
+from launchhelm.views.plan import plan_of
 from tests.distributed.test_exchange import Loop, diverged
-from tests.support.journals import only_run, records
-from tests.support.ranks import run_ranks
+from tests.support.journals import final_outcomes, only_run, records, wait_until
+from tests.support.ranks import Ranks, run_ranks
 
 LIMIT_S = 40.0
 
@@ -74,6 +79,53 @@ def test_a_rate_that_schedulers_drove_apart_is_told_with_the_value_of_each_rank(
             if "different values" in str(each.body.get("text"))
         )
         assert "lr is [0.1] on rank 0" in text and "[0.05] on rank 1" in text
+
+
+def commanded(rank: int, size: int, tell: Any, root: str) -> Any:
+    """Drift apart by hand, and go on until told to stop."""
+    import torch
+
+    import launchhelm.torch as lht
+    from launchhelm.torch import _comparison
+
+    _comparison.INTERVAL_S = 0.6  # type: ignore[misc]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    tr = lht.init("commanded", state_dir=root)
+    tr.watch(None, optimizer)  # type: ignore[arg-type]
+    deadline = time.monotonic() + LIMIT_S
+    while not tr.stop_requested and time.monotonic() < deadline:
+        if rank == 1 and tr.global_step == 5:
+            optimizer.param_groups[0]["lr"] = 0.033
+        tr.step()
+        time.sleep(0.002)
+    tr.finish()
+    return optimizer.param_groups[0]["lr"]
+
+
+def test_a_command_never_ends_a_training_whose_ranks_have_drifted_apart(tmp_path: Path) -> None:
+    """What would leave them apart is refused before it changes anything; what sets all heals."""
+
+    def outcome(id_: str) -> Any:
+        return wait_until(lambda: final_outcomes(run).get(id_), id_)[0]
+
+    with Ranks(commanded, 2, root=str(tmp_path)) as ranks:
+        run = wait_until(lambda: next(iter(tmp_path.glob("*/run.json")), None), "a run").parent
+        view = wait_until(lambda: diverged_of(views.open_run(run)) and views.open_run(run), "drift")
+        half = Command("half", "lr", {"scale": 0.5})
+        assert "diverged: lr is 0.1 on rank 0, 0.033 on rank 1" in "".join(
+            plan_of(view, half).preview()
+        )
+        inbox.send(run, half)
+        assert (outcome("half").state, outcome("half").code) == ("rejected", "diverged")
+        assert "lr is 0.1 on rank 0, 0.033 on rank 1" in outcome("half").message
+        inbox.send(run, Command("same", "lr", {"lr": 0.02}))
+        assert (outcome("same").state, outcome("same").applied_on) == ("applied", 2)
+        inbox.send(run, Command("again", "lr", {"scale": 0.5}))
+        assert outcome("again").state == "applied"
+        wait_until(lambda: not diverged_of(views.open_run(run)), "equal again")
+        inbox.send(run, Command("stop", "stop", {}))
+        ended = ranks.wait()
+    assert [one.value for one in ended] == [0.01, 0.01]
 
 
 def comes_back(rank: int, size: int, tell: Any) -> Any:
