@@ -111,6 +111,11 @@ def failed_text(rank: int, step: int | None, reason: str, *, on_record: bool = T
     return f"failed on rank {rank}{_at(step, on_record)}" + (f": {plain(reason)}" if reason else "")
 
 
+def all_gone_text(ranks: Sequence[int], step: int | None) -> str:
+    """Say that several ranks ended without a word, so that nobody knows which was the first."""
+    return f"failed: {ranks_text(ranks)} are gone without an end record{_at(step, False)}"
+
+
 def stopped_text(reason: str, step: int | None, *, on_record: bool = True) -> str:
     """Say what stopped the run; `on_record` as for `failed_text`."""
     by = f" by {plain(reason)}" if reason else ""

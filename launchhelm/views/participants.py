@@ -64,7 +64,7 @@ class ParticipantView:
         phase_s: How long it had been in that phase then; None once it has ended.
         age: Since its counter last moved.
         lag: Steps behind the front, beyond what the front, or this process, may have done since
-            the last heartbeat of this process; None while either is unknown.
+            the last heartbeat of this process; None while either is unknown, and once it has ended.
         end: State of its end record: finished, error, interrupted, terminated, preempted;
             `terminated` also when it was told to end and nothing is heard of it any more;
             `gone` when the process no longer exists and left none; "" while it goes on.
@@ -384,7 +384,7 @@ def _row(watch: Watch, state: str, lag: int | None, end: str, reason: str) -> Pa
         phase="" if end else str(body.get("phase", "")),
         phase_s=None if end else _float(body.get("phase_s")),
         age=watch.age,
-        lag=lag,
+        lag=None if end else lag,
         end=end,
         reason=reason,
         closes_run=close is not None and bool(close.body.get("close_run", True)),

@@ -30,14 +30,18 @@ PAUSED: Final = "paused"
 OVER: Final = frozenset({"finished", "failed", "stopped", "copy"})
 
 _NO_STEP_S: Final = 60.0
+_NEXT_STEP: Final = 1
+"""So far others come that wait for a rank that ended."""
 _NORMAL: Final = "finished"
 _FAILED: Final = frozenset({"error", "failed", "gone"})
+_LOST: Final = {"error": "failed", "failed": "failed", "gone": "gone"}
+"""Of a rank without which the others go on."""
 _UNNAMED: Final = {
     "preempted": "preemption",
     "terminated": "a signal",
     "interrupted": "an interrupt",
 }
-_ORDER: Final = ("silent", "late", "behind", "missing", "ended", "starting")
+_ORDER: Final = ("failed", "gone", "silent", "late", "behind", "missing", "ended", "starting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ def run_state(
         since_s = max(0.0, now - started_at)
         text = _wording.starting_text(seen, world_size, since_s)
         return RunState("starting", text, by_host_clock=True)
-    counts = Counter(row.state for row in rows)
+    counts = Counter(_LOST.get(row.end, row.state) for row in rows)
     stuck_s = no_step.seconds if no_step is not None else 0.0
     # A process that is busy or paused makes no steps, and that is no exception.
     paused = [row.phase == PAUSED for row in alive]
@@ -127,6 +131,8 @@ def run_state(
 def _over(rows: Sequence[ParticipantView], created_at: float) -> RunState | None:
     """Say how a run ended: an error on any rank, the coordinator's end, or the end of all."""
     ended = [row for row in rows if row.end]
+    if _goes_on(rows):
+        return None
     failed = [row for row in ended if row.end in ("error", "failed")]
     all_ended = bool(rows) and len(ended) == len(rows)
     coordinators = [row for row in ended if row.rank == 0 and row.end != "gone"]
@@ -134,6 +140,11 @@ def _over(rows: Sequence[ParticipantView], created_at: float) -> RunState | None
         failed = [row for row in ended if row.end in _FAILED]
     if failed:
         bad = [row for row in ended if row.end != _NORMAL]
+        gone = sorted({row.rank for row in bad if row.end == "gone"})
+        if len(gone) > 1 and len(gone) == len({row.rank for row in bad}):
+            # Which of them was killed first, and which then by its launcher, nobody wrote down.
+            step = max((row.step for row in bad if row.step is not None), default=None)
+            return RunState("failed", _wording.all_gone_text(gone, step))
         first = _cause(bad)
         text = _wording.failed_text(
             first.rank, first.step, _reason(first), on_record=first.has_end_record
@@ -156,6 +167,15 @@ def _over(rows: Sequence[ParticipantView], created_at: float) -> RunState | None
         return RunState("finished", text, is_closed=last.closes_run)
     return RunState(
         "stopped", _wording.stopped_text(_reason(last), last.step, on_record=last.has_end_record)
+    )
+
+
+def _goes_on(rows: Sequence[ParticipantView]) -> bool:
+    """Whether some rank has left those behind that ended badly, and still makes steps."""
+    bad = [row.step or 0 for row in rows if row.end and row.end != _NORMAL]
+    return bool(bad) and any(
+        not row.end and row.state in ("ok", "busy") and (row.step or 0) > max(bad) + _NEXT_STEP
+        for row in rows
     )
 
 

@@ -575,6 +575,39 @@ def test_a_rank_that_was_killed_after_another_failed_is_not_the_cause(
     assert look(run, clock).state.text == "failed on rank 0 at step 8: ValueError: no"
 
 
+@pytest.mark.parametrize("end", ["error", "interrupted"])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_ranks_that_train_on_without_one_that_ended_badly_are_a_running_run(
+    tmp_path: Path, clock: FakeClock, end: str, lost: int
+) -> None:
+    run = RunBuilder(tmp_path, world_size=2)
+    writers = started(run, 2, step=8)
+    writers[lost].close(end, "ValueError: no", step=8)
+    writers[lost].flush()
+    beat([writers[1 - lost]], clock, 9)
+    if end == "error":
+        assert look(run, clock).state.word == "failed", "the other may wait for it"
+    beat([writers[1 - lost]], clock, 10)
+    view = look(run, clock)
+    word = "failed" if end == "error" else "ended"
+    assert view.state.text == f"running, 1 rank {word}" and not view.state.is_over
+    assert views.runs(tmp_path, clock=clock)[0].state.text == view.state.text
+    assert view.is_leaderless == (lost == 0)
+
+
+def test_of_several_ranks_that_were_killed_none_is_blamed(tmp_path: Path, clock: FakeClock) -> None:
+    run = RunBuilder(tmp_path, world_size=3)
+    for rank in range(3):
+        gone = run.writer(rank, **dead_process())
+        gone.beat(9 + rank)
+        gone.flush()
+    text = "failed: ranks 0-2 are gone without an end record, last heard of at step 11"
+    view = look(run, clock)
+    assert view.state.text == text
+    assert {row.lag for row in view.participants} == {None}
+    assert views.runs(tmp_path, clock=clock)[0].state.text == text
+
+
 @pytest.mark.parametrize(
     ("end", "reason", "text"),
     [
