@@ -135,7 +135,8 @@ class Recorder:
         self._beats = itertools.count(1)
         self._beat_due = 0.0
         self._beat_pause_s = min(FIRST_BEAT_S, heartbeat_s)
-        self._announced = self._news()
+        self._announced = ("", "")
+        self._told_phase = ""
         self._callbacks: list[_Callback] = []
 
     @property
@@ -336,7 +337,7 @@ class Recorder:
         self._sleep()
         now = self._monotonic()
         self._run_callbacks(now)
-        if now >= self._beat_due or self._news() != self._announced:
+        if now >= self._beat_due or self._has_news():
             self._beat(now)
         self._drain_if_due()
 
@@ -375,9 +376,17 @@ class Recorder:
         pause_s = 0.0 if len(self._buffer) > _BACKLOG_RECORDS else self._flush_s
         self._flush_due = self._monotonic() + pause_s if wrote else None
 
-    def _news(self) -> tuple[str, str]:
-        """Return what a heartbeat says that must not wait for the next one."""
-        return self.progress.ending, self.progress.control_off
+    def _has_news(self) -> bool:
+        """Whether the next heartbeat is worth knowing sooner.
+
+        So is a handler that begins, and the end of whatever the last heartbeat said of one, or of a
+        wait; a wait that begins is told when it lasts.
+        """
+        progress, phase = self.progress, self._told_phase
+        if (progress.ending, progress.control_off) != self._announced:
+            return True
+        is_known = progress.phase == phase
+        return not is_known and (progress.phase[:3] == "in " or phase[:3] in ("in ", "wai"))
 
     def _beat(self, now: float) -> None:
         # A beat that comes late is not made up for, and one that cannot be written is left out.
@@ -385,11 +394,11 @@ class Recorder:
         self._beat_due = max(self._beat_due + self._beat_pause_s, now)
         if self._beat_pause_s >= self._heartbeat_s:  # Four times a minute, not more.
             self._faults.guard("recorder", self._drain.check)
-        progress = self.progress
+        progress, self._told_phase = self.progress, self.progress.phase
         body: dict[str, Any] = {
             "n": next(self._beats),
             "mono": round(now, 3),
-            "phase": progress.phase,
+            "phase": self._told_phase,
             "phase_s": round(max(0.0, now - progress.phase_since), 3),
         }
         for name in ("exchange_wait_ms", "step_time_ms"):
@@ -398,7 +407,7 @@ class Recorder:
                 body[name] = round(value, 4)
         if progress.sync:
             body["sync"] = progress.sync
-        self._announced = ending, control_off = self._news()
+        self._announced = ending, control_off = progress.ending, progress.control_off
         if ending:
             body["ending"] = ending
         if control_off:

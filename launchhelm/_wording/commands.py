@@ -86,12 +86,14 @@ class Around:
         handler: A handler that runs now, for example `checkpoint`, and for how long.
         quiet: Ranks without a heartbeat for long, in order; the others wait for them.
         paused: All ranks wait for `resume`; commands without a step act meanwhile.
+        held: Nobody knows when the next step ends, since ranks wait for another one.
         control_off: Why controlling is off, when it is.
         leaderless: Rank 0, which takes commands, has ended, and the others go on.
         run_over: Why nobody will answer, for example "the run finished".
         run_closed: No attempt can come after that.
         cancelled_by: Who cancelled it.
         reverted_by: What undid the value later, for example "restore at step 13,900, attempt 3".
+        not_effective: Why it had no effect at the next step, "" when it had.
         returned_by: The command by which the run brought it back after that, "" for none.
         diverged: (rank, value text) of ranks that show another effective value, and what
             the others show.
@@ -107,12 +109,14 @@ class Around:
     handler_s: float | None = None
     quiet: Sequence[Quiet] = field(default_factory=tuple)
     paused: bool = False
+    held: bool = False
     control_off: str = ""
     leaderless: bool = False
     run_over: str = ""
     run_closed: bool = False
     cancelled_by: str = ""
     reverted_by: str = ""
+    not_effective: str = ""
     returned_by: str = ""
     diverged: Sequence[tuple[int, str]] = field(default_factory=tuple)
     others_show: str = ""
@@ -168,6 +172,9 @@ def _applied(outcome: Outcome, around: Around) -> Sentence:
             rest += f", and brought back by command {plain(around.returned_by)}"
             return Sentence(head, rest, mark="▲", tone="good")
         return Sentence(f"{head}, not in effect any more", rest, mark="▲", tone="bad")
+    if around.not_effective:
+        rest = f": {_said(around.not_effective)}"
+        return Sentence(f"{head}, and not in effect", rest, mark="▲", tone="bad")
     changes = changes_text(outcome.changes) or _said(outcome.message)
     said = [each for each in (changes, _result_text(outcome)) if each]
     tail = f", {', '.join(said)}" if said else ""
@@ -271,6 +278,10 @@ def _waiting(command: CommandLike, around: Around, *, picked_up: bool) -> Senten
         return Sentence(f"Scheduled for step {first_step:,}", rest, mark="◆")
     if around.quiet:
         return Sentence("Waiting", f": all wait for {_quiet_text(around)}", mark="◆")
+    if around.held:
+        return Sentence(
+            "Waiting", ": at the next control point; ranks wait for each other", mark="◆"
+        )
     due = around.next_exchange_s if around.next_exchange_s is not None else around.exchange_s
     about = f" in about {duration(max(1.0, due))}" if due is not None else ""
     return Sentence(

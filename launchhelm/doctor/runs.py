@@ -240,8 +240,8 @@ def _commands(run: views.RunView) -> Iterator[Finding]:
             str(run.directory),
             f"Commands are undecided: {listed([each.name for each in waiting])}.",
             f"The run is over: {run.state.text}.",
-            "The next attempt rejects what rank 0 had picked up, and gets the others while they are "
-            "valid; launchhelm control RUN cancel ID takes one back.",
+            "The next attempt rejects what rank 0 had picked up, and gets the others while they "
+            "are valid; launchhelm control RUN cancel ID takes one back.",
         )
 
 

@@ -48,8 +48,8 @@ class DivergedStateError(Exception):
         super().__init__(self._text())
 
     def _text(self) -> str:
-        count = "an unknown number of" if self.applied_on is None else str(self.applied_on)
-        ranks = "ranks" if self.of is None else f"of {self.of} ranks"
+        count = "an unknown number of" if self.applied_on is None else f"{self.applied_on} of"
+        ranks = "ranks" if self.of is None else f"{self.of} ranks"
         at = "" if self.step is None else f" at step {self.step}"
         sentences = [self.what or f"{self.capability!r} was applied on {count} {ranks}{at}."]
         for index, (rank, text) in enumerate(self.failures):

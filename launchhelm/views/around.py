@@ -52,13 +52,13 @@ def around_of(
         cancelled_by = next(
             (each.issued_by for each in orders if each.payload.get("id") == command.id), ""
         )
-    controls = view.controls
+    held, controls = is_held(view), view.controls
     off = controls.get("control") == "off"
     return Around(
         waited_s=waited_s,
         exchange_s=exchange_s,
         step=view.step,
-        pace_s=None if is_held(view) else pace_s,
+        pace_s=None if held else pace_s,
         world_size=view.world_size,
         handler=handler,
         handler_s=handler_s,
@@ -67,9 +67,11 @@ def around_of(
             for each in view.participants
             if each.state in ("late", "silent")
         ],
+        held=held,
         paused=coordinator is not None and coordinator.phase == PAUSED,
         cancelled_by=cancelled_by,
         reverted_by=_reverted_by(command),
+        not_effective=_not_effective(command),
         returned_by=_returned_by(view, command),
         control_off=str(controls.get("why") or "no reason reported") if off else "",
         leaderless=view.is_leaderless,
@@ -91,6 +93,12 @@ def _reverted_by(command: CommandView | None) -> str:
     if not effect.get("reverted"):
         return ""
     return f"{effect['reverted']}, step {effect.get('step')} of attempt {effect.get('attempt')}"
+
+
+def _not_effective(command: CommandView | None) -> str:
+    """Say why a command had no effect at the next step, "" when it had, or was undone later."""
+    effect = (command.effect if command is not None else None) or {}
+    return "" if effect.get("reverted") else str(effect.get("not_effective") or "")
 
 
 def _returned_by(view: RunView, command: CommandView | None) -> str:

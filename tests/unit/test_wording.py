@@ -191,6 +191,11 @@ def test_each_evidence_has_its_sentence(sentence: str, expected: str) -> None:
             "Not picked up for 95 s: control is off: rank 1 left. Nothing has changed",
         ),
         (
+            Around(waited_s=3, exchange_s=0.5, held=True),
+            None,
+            "Waiting: at the next control point; ranks wait for each other",
+        ),
+        (
             Around(step=12000, pace_s=1.4, control_off="rank 1 left"),
             14000,
             "Waiting: control is off: rank 1 left. Nothing has changed",
@@ -207,6 +212,14 @@ def test_a_waiting_command_says_what_it_waits_for(
     around: Around, first_step: int | None, expected: str
 ) -> None:
     assert str(outcome_text(Given(first_step=first_step), around)) == expected
+
+
+def test_what_had_no_effect_is_told_where_it_was_applied() -> None:
+    around = Around(not_effective="lr is 0.0878, not 0.05: a scheduler that watch() was not given.")
+    assert said("applied", around, applied_at=AT) == (
+        "Applied at step 14,000, and not in effect: lr is 0.0878, not 0.05: a scheduler that "
+        "watch() was not given"
+    )
 
 
 @pytest.mark.parametrize(
