@@ -19,6 +19,9 @@ _LEVELS: Final = 250
 MEASURES: Final = ("late", "step", "behind", "gap")
 """Median wait minus own wait; step time over the median; steps behind; time between beats."""
 
+_LEAST_SCALE: Final[Mapping[str, float]] = {"late": 10.0, "step": 10.0}
+"""In ms: what the strongest colour means at least, so that microseconds are no alarm."""
+
 UNITS: Final[Mapping[str, str]] = {"late": "ms", "step": "ms", "behind": "steps", "gap": "s"}
 
 
@@ -39,7 +42,7 @@ class Strip:
     Args:
         cells: Row by row, one byte each.
         order: The ranks of each row.
-        scale: The value of the highest level.
+        scale: The value of the highest level, of a time 10 ms at least.
         worst: The worst cells: rank, first and last step of the cell, value.
     """
 
@@ -89,6 +92,7 @@ def strip(
         row = values.setdefault(rank, {})
         row[column] = max(value, row.get(column, value))
     scale = max((value for row in values.values() for value in row.values()), default=0.0)
+    scale = max(scale, _LEAST_SCALE.get(measure, 0.0))
     order: list[list[int]] = [[] for _ in range(rows)]
     for place, rank in enumerate(every):
         order[place * rows // len(every)].append(rank)

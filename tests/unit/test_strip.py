@@ -62,3 +62,9 @@ def test_a_range_cuts_and_a_small_one_has_fewer_columns() -> None:
 def test_nothing_is_an_empty_strip() -> None:
     made = strip({}, "late", columns=240, rows=10)
     assert made.cells == b"" or set(made.cells) == {MISSING}
+
+
+def test_microseconds_are_no_alarm_beside_nothing() -> None:
+    ranks = {0: [Beat(1, 1.0, wait_ms=0.01, step_ms=5.0)], 1: [Beat(1, 1.0, wait_ms=0.0045)]}
+    made = strip(ranks, "late", columns=1, rows=2)
+    assert made.scale == 10.0 and set(made.cells) == {1}

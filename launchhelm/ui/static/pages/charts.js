@@ -259,14 +259,25 @@ function pause() {
   if (!paused) refreshIndex();
 }
 
+function expression(text) {
+  try {
+    return new RegExp(text, "i");
+  } catch {
+    return null;
+  }
+}
+
+// What is no valid expression is looked for as it stands.
 function fits(text) {
   if (!text) return () => true;
-  try {
-    const pattern = new RegExp(text, "i");
-    return (name) => pattern.test(name);
-  } catch {
-    return (name) => name.toLowerCase().includes(text.toLowerCase());
-  }
+  const pattern = expression(text);
+  if (pattern) return (name) => pattern.test(name);
+  return (name) => name.toLowerCase().includes(text.toLowerCase());
+}
+
+function noneFits(text) {
+  if (expression(text)) return empty("No metric fits this filter.");
+  return empty("The filter is no valid expression.", html`<p>A name or a part of it is enough; <code>loss|lr</code> finds both.</p>`);
 }
 
 const groupOf = (name) => (name.includes("/") ? name.slice(0, name.indexOf("/")) : "");
@@ -329,7 +340,7 @@ function view({ metrics }) {
         <summary><h2>${visible(group) || "other"} <span class="quiet">(${list.length})</span></h2></summary>
         ${isOpen(group, at) ? manyOrGrid(group, list) : nothing}
       </details>`)}
-      ${shownMetrics.length ? nothing : empty("No metric fits this filter.")}`}`;
+      ${shownMetrics.length ? nothing : noneFits(state.route.query.metrics)}`}`;
 }
 
 function manyOrGrid(group, list) {

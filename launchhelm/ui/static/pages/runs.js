@@ -111,6 +111,8 @@ function columns() {
   ];
 }
 
+const whole = (value) => Object.values(value.counts).reduce((sum, amount) => sum + amount, 0);
+
 function counts(value) {
   const texts = Object.entries(value.counts).filter(([, amount]) => amount).map(([word, amount]) => `${count(amount)} ${word}`);
   if (value.unknown) texts.push(plural(value.unknown, "unknown outcome"));
@@ -128,7 +130,10 @@ function unreadable(list) {
 function noRuns(value) {
   const roots = state.info.roots.map(visible).join(", ");
   if (value.scanned < value.expected) return waiting(`Read ${count(value.scanned)} of ${count(value.expected)} directories …`);
-  if (state.route.query.q) return empty("No run fits this search.", html`<p><button type="button" @click=${clear}>Show all runs</button></p>`);
+  if (state.route.query.q) return empty("No run fits this search.", html`<p>It takes words of a name, an id or a tag; <code>state:running</code>,
+    <code>project:llm</code>, <code>group:base</code>, <code>host:gpu-0</code>, <code>tag:base</code>; <code>lr&gt;1e-4</code> of the
+    configuration or the summary; <code>after:2026-11-01</code>. A <code>-</code> before a term leaves out what fits it.</p>
+    <p><button type="button" @click=${clear}>Show all runs</button></p>`);
   return empty(`No runs in ${roots}.`, html`
     <p>These lines make one:</p>
     <pre tabindex="0">import launchhelm
@@ -201,7 +206,7 @@ export default {
             ${unreadable(value.unreadable)}
             <p class="line">
               ${query.after ? html`<button type="button" @click=${() => { set({ after: "" }); refresh(); }}>First</button>` : nothing}
-              <span class="quiet">${plural(value.runs.length, "run")} shown of ${count(value.total)}</span>
+              <span class="quiet">${plural(value.runs.length, "run")} shown of ${count(value.total)}${query.q ? ` that fit, ${count(whole(value))} in all` : ""}</span>
               ${value.after ? html`<button type="button" @click=${() => { set({ after: value.after }); refresh(); }}>Next ${LIMIT}</button>` : nothing}
             </p>`
         : error ? nothing : waiting("Reading the runs …")}`;

@@ -116,8 +116,9 @@ class Chart extends HTMLElement {
   // An open end of the range follows the data.
   range(xs) {
     const { from, to } = this.given;
-    const low = from ?? xs[0] ?? 0;
-    const high = to ?? xs[xs.length - 1] ?? 1;
+    const odds = this.given.series.flatMap((one) => (one.odd ?? []).map(({ x }) => x));
+    const low = from ?? bound([...xs.slice(0, 1), ...odds], Math.min) ?? 0;
+    const high = to ?? bound([...xs.slice(-1), ...odds], Math.max) ?? 1;
     return low < high ? { min: low, max: high } : { min: low - 0.5, max: low + 0.5 };
   }
 
@@ -147,7 +148,11 @@ class Chart extends HTMLElement {
         width: one.edge ? 0 : one.faint ? 1 : 1.75,
         alpha: one.faint ? 0.55 : 1,
         dash: DASHES[one.dash] ?? [],
-        points: { show: (plot, at) => !one.faint && !one.edge && this.given.series[at - 1].x.length < FEW_POINTS, size: 4 },
+        points: {
+          show: (plot, at) => !one.faint && !one.edge && this.given.series[at - 1].x.length < FEW_POINTS,
+          filter: (plot, at, isShown) => (isShown || one.edge ? null : alone(plot.data[at])),
+          size: 4,
+        },
       }))],
       bands: data.series.flatMap((one, at) => (one.isBand ? [{ series: [at, at + 1], fill: `${palette.series(one.color ?? 0)}33` }] : [])),
       hooks: {
@@ -243,7 +248,7 @@ class Chart extends HTMLElement {
     const odds = series.flatMap((one) => one.odd ?? []).filter((odd) => inside(odd.x));
     for (const odd of odds.sort((a, b) => a.x - b.x)) {
       const last = groups[groups.length - 1];
-      const near = last && plot.valToPos(odd.x, "x") - plot.valToPos(last[0], "x") < 48;
+      const near = last && plot.valToPos(odd.x, "x") - plot.valToPos(last[0], "x") < 64;
       const into = near ? last[1] : { nan: 0, inf: 0, ninf: 0 };
       into.nan += odd.nan ?? 0;
       into.inf += odd.inf ?? odd.posinf ?? 0;
@@ -257,7 +262,7 @@ class Chart extends HTMLElement {
     const { plot, given } = this;
     if (!plot) return;
     const at = plot.cursor.idx;
-    const x = at === null || at === undefined ? null : plot.data[0][at];
+    const x = plot.data[0][at] ?? null; // After a zoom the pointer may stand where no point is.
     const texts = given.series.flatMap((one, index) => {
       if (one.faint || one.edge) return [];
       const value = nearest(plot.data[index + 1], at);
@@ -299,6 +304,19 @@ class Chart extends HTMLElement {
   zoom(range) {
     this.dispatchEvent(new CustomEvent("zoom", { detail: range }));
   }
+}
+
+// The least or the greatest of several numbers, as `pick` is; undefined of none.
+function bound(values, pick) {
+  return values.length ? values.reduce((a, b) => pick(a, b)) : undefined;
+}
+
+// Points between two gaps: no line leads to them.
+function alone(ys) {
+  const at = [];
+  ys.forEach((value, index) => value !== undefined && at.push(index));
+  const gap = (place) => place < 0 || place >= at.length || ys[at[place]] === null;
+  return at.filter((index, place) => ys[index] !== null && gap(place - 1) && gap(place + 1));
 }
 
 // One column of x for all series; where a series has no point, its line goes on.

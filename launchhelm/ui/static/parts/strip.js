@@ -75,7 +75,7 @@ class Strip extends HTMLElement {
   legend() {
     const { order, scale, unit, measure } = this.now;
     const rows = order.length > 1 ? `${ranksText(order[0])} at the top, ${ranksText(order.at(-1))} at the bottom` : ranksText(order[0]);
-    return `${rows} · strongest: ${measure} ${number(scale.max)} ${unit} · crossed: silent · empty: nothing reported`;
+    return `${rows} · strongest colour: ${measure} ${number(scale.max)} ${unit} · crossed: silent · empty: nothing reported`;
   }
 
   // The worst of all rows that share a line of pixels, so that a single bad one stays visible.
