@@ -288,10 +288,7 @@ class Exchange:
         wait_ms = (time.perf_counter() - start) * 1e3
         self.status.last_wait_ms = wait_ms
         self._progress.exchange_wait_ms = wait_ms
-        ticks = self._pace.ticks
-        step_s = (ticks[-1] - ticks[0]) / max(len(ticks) - 1, 1)
-        if step_s == step_s:  # No NaN, as after a pause.
-            self._progress.step_time_ms = step_s * 1e3
+        self._progress.step_time_ms = self._pace.usual() * 1e3
         packet, body = unpack(data) or (None, b"")
         if packet is None:
             return Lost(Cause("serial", (), "the coordinator speaks another version"))
@@ -510,6 +507,8 @@ class Exchange:
     def _show_off(self, why: str) -> None:
         self.status.on, self.status.why = False, why
         self._progress.control_off = why
+        # No exchange measures them any more; the pace shows between heartbeats.
+        self._progress.step_time_ms = self._progress.exchange_wait_ms = None
 
     def _settle(self, action: Settle) -> Settled:
         assert self._links is not None

@@ -48,6 +48,11 @@ class Pace:
         self._measure()
         return 3 * self._calls_in(self.soon_s) + 1
 
+    def usual(self) -> float:
+        """Return the median seconds of recent steps, 0 before there are any."""
+        self._measure()
+        return self.step_s
+
     def _measure(self) -> float:
         """Find out how long steps take; returns the slowest of the recent ones."""
         taken = [now - before for before, now in itertools.pairwise(self.ticks)]

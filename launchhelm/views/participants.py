@@ -292,6 +292,11 @@ class Watch:
         return float(sum(given)) if given else BEAT_S
 
 
+def _ms_per_step(watch: Watch) -> float | None:
+    steps_per_s = watch.steps_per_s()
+    return 1000.0 / steps_per_s if steps_per_s > 0 else None
+
+
 def _number(record: Record, name: str) -> float:
     value = record.body.get(name)
     return float(value) if isinstance(value, int | float) else 0.0
@@ -392,7 +397,7 @@ def _row(watch: Watch, state: str, lag: int | None, end: str, reason: str) -> Pa
         storage_errors=_integer(body.get("errors")) or 0,
         faults=dict(watch.faults),
         exchange_wait_ms=_float(body.get("exchange_wait_ms")),
-        step_time_ms=_float(body.get("step_time_ms")),
+        step_time_ms=_float(body.get("step_time_ms")) or _ms_per_step(watch),
         counter=_integer(body.get("n")),
         started_at=_float(opening.get("t")),
         last_at=watch.last_at,

@@ -728,6 +728,17 @@ def test_the_processes_table_shows_what_each_process_said(tmp_path: Path, clock:
     assert (row.lost, row.storage_errors, row.counter) == (3, 2, 2)
 
 
+def test_without_exchanges_two_heartbeats_tell_what_a_step_takes(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    run = RunBuilder(tmp_path)
+    writers = started(run, 1, step=100)
+    clock.pass_s(15)
+    beat(writers, clock, 400, control_off="rank 1 left")
+    (row,) = look(run, clock).participants
+    assert row.step_time_ms == pytest.approx(100, rel=0.1)
+
+
 def test_what_a_process_did_not_report_is_none_and_not_zero(
     tmp_path: Path, clock: FakeClock
 ) -> None:

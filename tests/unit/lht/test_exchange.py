@@ -241,6 +241,16 @@ def test_the_pace_at_most_doubles_and_heeds_the_slowest_step() -> None:
     assert [pace.next_interval() for _ in range(12)][-1] == 1000
 
 
+def test_one_long_step_and_a_pause_do_not_change_what_a_step_usually_takes() -> None:
+    pace, now = Pace(), 0.0
+    for call in range(60):
+        now += 8.0 if call == 30 else 0.03
+        pace.ticks.append(now)
+        if call == 40:
+            pace.rest()
+    assert pace.usual() == pytest.approx(0.03)
+
+
 def test_packets_and_rows_survive_packing() -> None:
     packet = Packet(7, Kind.APPLY, 1 << 40, 3, 83, 1 << 41, 12)
     assert unpack(pack(packet)) == (packet, b"")
