@@ -138,6 +138,18 @@ def test_a_synced_run_is_answered_as_its_directory_is(tmp_path: Path, server: V1
     assert far.get("info")["mode"] == "server"
 
 
+def test_a_data_directory_may_be_named_from_where_the_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its default is: `./launchhelm-server`."""
+    run = made_run(tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    with v1_process(Path("far")) as server:
+        assert SyncCommand(tmp_path, server.url, server.key).once(tmp_path / "runs").code == 0
+        assert Served(server).get(f"runs/{run.run_id}")["name"] == "first"
+        assert not Served(server).get(f"runs/{run.run_id}/commands")["commands"]
+
+
 def test_a_command_from_the_page_is_applied_and_stands_in_both_ledgers(
     tmp_path: Path, server: V1Server
 ) -> None:
