@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from launchhelm import _wording, views
 from launchhelm.cli import _fields, documents
@@ -16,6 +16,9 @@ from launchhelm.controls import fields, preview
 from launchhelm.records import Command
 from launchhelm.views import plan
 from launchhelm.views.plan import Plan, plan_of, refusal_of, values_of
+
+SEND: Final = "send"
+"""The word before the name of a control that is called like another word."""
 
 
 def give(
@@ -46,6 +49,18 @@ def give(
         return not_sent(f"Changed meanwhile: {'; '.join(changed)}.", output)
     command = command_of(name, payload, arguments, expected=expected)
     return send([plan_of(run, command)], run, arguments, output)
+
+
+def refuse_send(known: Iterable[str]) -> None:
+    """Say that the name of a control is missing after `send`.
+
+    Raises:
+        UsageError: Always.
+    """
+    raise UsageError(
+        "control RUN send takes the name of a control, then its fields.",
+        remedy=f"This run has {_wording.listed(known)}.",
+    )
 
 
 def send(

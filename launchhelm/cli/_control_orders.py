@@ -6,6 +6,7 @@ import argparse
 from typing import Any, Final
 
 from launchhelm import _wording, views
+from launchhelm._wording.values import and_more
 from launchhelm.cli._control_give import command_of, is_wanted
 from launchhelm.cli._control_send import deliver, not_sent, say
 from launchhelm.cli._exit import Exit, UsageError
@@ -23,6 +24,8 @@ def cancel(run: views.RunView, id_: str, arguments: argparse.Namespace, output: 
     A run that has ended but may be resumed takes the order for its next attempt.
     """
     command = find(run, id_)
+    if command.name == CANCEL:
+        return not_sent(f"{command.id} is itself a cancel, which cannot be cancelled.", output)
     if command.state == "applying" or not command.is_pending:
         say(command, run, output)
         return Exit.DONE if command.state == "cancelled" else Exit.NOTHING_CHANGED
@@ -96,5 +99,5 @@ def find(run: views.RunView, id_: str) -> views.CommandView:
             f"{title} has no command {_wording.json_text(id_)}.",
             remedy=f"See its commands: launchhelm control {run.run_id} log",
         )
-    shown = ", ".join(each.id for each in mine[:_SHOWN])
+    shown = ", ".join(each.id for each in mine[:_SHOWN]) + and_more(len(mine) - _SHOWN)
     raise Conflict(f"{len(mine)} commands of {title} begin so: {shown}.", remedy="Give the id.")

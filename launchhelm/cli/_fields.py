@@ -148,9 +148,11 @@ def expectation(
     changed = []
     for word in words:
         name, equals, text = word.partition("=")
-        if not equals or name not in values:
-            known = _wording.listed(values)
-            raise UsageError(f"--expect {word}: takes name=value; this run shows {known}.")
+        known = f"this run shows {_wording.listed(values)}"
+        if not equals or not name:
+            raise UsageError(f"--expect {word}: takes name=value; {known}.")
+        if name not in values:
+            raise UsageError(f"--expect {word}: there is no value of {name}; {known}.")
         present = values[name]
         shown = _wording.values_text(present)
         given = _expected_of(text)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final  # Any: JSON of the API.
 
 from launchhelm import _wording
+from launchhelm._wording.values import and_more
 from launchhelm.cli import _control_send as local
 from launchhelm.cli import _remote_words as words
 from launchhelm.cli._exit import Exit, UsageError
@@ -97,7 +98,7 @@ def _find(there: RunOnServer, id_: str) -> Json:
             f"{title} has no command {_wording.json_text(id_)} on this server.",
             remedy="See its commands: control RUN log",
         )
-    shown = ", ".join(str(it["id"]) for it in mine[:_SHOWN])
+    shown = ", ".join(str(it["id"]) for it in mine[:_SHOWN]) + and_more(len(mine) - _SHOWN)
     raise Conflict(f"{len(mine)} commands of {title} begin so: {shown}.", remedy="Give the id.")
 
 

@@ -15,6 +15,7 @@ from launchhelm import _wording
 from launchhelm._ids import new_id
 from launchhelm.cli import _control_send as local
 from launchhelm.cli import _fields, documents
+from launchhelm.cli._control_give import SEND, refuse_send
 from launchhelm.cli._exit import Exit, UsageError
 from launchhelm.cli._remote_follow import MOVED, Following
 from launchhelm.cli._remote_run import Offer, RunOnServer, Session, refusal_of
@@ -77,6 +78,8 @@ class Sending:
             return local.not_sent(refusal, self._output)
         if name in _ON_A_HOST and name not in offers:
             raise UsageError(f"{name} does not go by way of a server.", remedy=WITHOUT_SERVER)
+        if name == SEND and name not in offers:
+            refuse_send(offers)
         if name not in offers:
             known = _wording.listed(offers)
             said = _wording.json_text(name)

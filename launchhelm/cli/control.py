@@ -18,6 +18,7 @@ from launchhelm.cli import (
     documents,
     selection,
 )
+from launchhelm.cli._control_give import SEND
 from launchhelm.cli._exit import Exit, UsageError
 from launchhelm.cli._sections import print_command, print_controls, print_freeze
 from launchhelm.cli.output import Output
@@ -40,8 +41,6 @@ SUBVERBS: Final = ("list", "log")
 
 ORDERS: Final = ("cancel", "revert", "replay", "freeze", "unfreeze")
 """Unless the script has a control of that name; the first three are about one thing."""
-
-SEND: Final = "send"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -114,6 +113,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if getattr(arguments, each):
             raise UsageError(f"--{each.replace('_', '-')} goes with --server.")
     view = selection.select(arguments, selector)
+    if verb == SEND and SEND not in view.capabilities:
+        _control_give.refuse_send(view.capabilities)
     if verb in SUBVERBS:
         if verb in view.capabilities:
             output.say(f"This run has a control {verb} too: control RUN send {verb}")

@@ -118,6 +118,16 @@ def test_an_unknown_control_names_those_there_are(run: MadeRun, cli: Cli) -> Non
     assert "lr, set_kl" in ran.err
 
 
+@pytest.mark.parametrize("words", [("send",), ("send", "scale=0.5")])
+def test_send_without_the_name_of_a_control_says_what_is_missing(
+    run: MadeRun, cli: Cli, words: tuple[str, ...]
+) -> None:
+    ran = cli("control", "ddp-run", *words)
+    assert ran.code == 2
+    assert "send takes the name of a control" in ran.err and "lr, set_kl" in ran.err
+    assert "no control" not in ran.err
+
+
 def test_check_says_what_would_change_and_writes_nothing(run: MadeRun, cli: Cli) -> None:
     ran = cli("control", "ddp-run", "set_kl", "value=0.1", "--check")
     assert ran.code == 0

@@ -300,7 +300,10 @@ def test_an_expectation_is_sent_with_the_exact_present_value() -> None:
     assert _fields.expectation(["lr=1.235e-4", "set_kl=0.5"], values) == (values, [])
     _, changed = _fields.expectation(["lr=3e-4"], values)
     assert changed == ["lr is 1.235e-4 now, not 3e-4"]
-    with pytest.raises(UsageError, match="takes name=value"):
+    for word in ("rate", "=3"):
+        with pytest.raises(UsageError, match="takes name=value; this run shows lr, set_kl"):
+            _fields.expectation([word], values)
+    with pytest.raises(UsageError, match="there is no value of rate; this run shows lr, set_kl"):
         _fields.expectation(["rate=3"], values)
 
 

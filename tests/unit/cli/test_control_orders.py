@@ -112,6 +112,35 @@ def test_a_command_that_a_dead_rank_0_had_taken_is_not_promised_to_a_next_attemp
     assert "a next attempt gets it" in texts["fedcba"]
 
 
+@pytest.mark.parametrize("state", ["applied", "waiting"])
+def test_a_cancel_is_not_cancelled_and_says_what_it_is(run: MadeRun, cli: Cli, state: str) -> None:
+    if state == "waiting":
+        inbox.send(run.path, Command("c1", "run:cancel", {"id": "abcdef"}))
+    else:
+        told(run, "c1", "run:cancel", {"id": "abcdef"}, state, message="cancelled by root")
+    before = commands_in(run.path)
+    ran = cli("control", "ddp-run", "cancel", "c1")
+    assert ran.code == 6 and commands_in(run.path) == before
+    assert (ran.out, ran.err.splitlines()) == (
+        "",
+        [
+            "c1 is itself a cancel, which cannot be cancelled.",
+            "Nothing was sent, nothing changed.",
+        ],
+    )
+
+
+@pytest.mark.parametrize(("count", "more"), [(5, ""), (6, " and 1 more"), (26, " and 21 more")])
+def test_of_many_commands_that_begin_alike_it_is_said_how_many_are_not_named(
+    run: MadeRun, cli: Cli, count: int, more: str
+) -> None:
+    for number in range(count):
+        inbox.send(run.path, Command(f"abc{number:02}", "lr", {"scale": 0.5}))
+    ran = cli("control", "ddp-run", "cancel", "abc")
+    named = "abc00, abc01, abc02, abc03, abc04"
+    assert f"{count} commands of ddp-run begin so: {named}{more}." in ran.err, ran.err
+
+
 def test_no_such_command_is_4(run: MadeRun, cli: Cli) -> None:
     ran = cli("control", "ddp-run", "cancel", "nothing")
     assert ran.code == 4 and "log" in ran.err
