@@ -178,7 +178,6 @@ def start(server: V1Server, *options: str) -> None:
             *("--data", str(server.data), "--port", str(port or 0)),
             *options,
         ],
-        cwd=_REPOSITORY,
         env={**os.environ, "PYTHONPATH": str(_REPOSITORY)},
         stdout=subprocess.PIPE,
         text=True,
