@@ -14,6 +14,7 @@ from launchhelm.cli._sections import (
     RANK_TONES,
     RUN_TONES,
     command_line,
+    off_text,
     process_cells,
 )
 from launchhelm.cli.output import Output, fitted, width
@@ -63,7 +64,8 @@ def frame(
         lines: At most so many; None for as many as there are, a long table folded.
         first: Row of the table at which it begins.
     """
-    head = [*_header(view, output, columns), *_findings(view, output, columns)]
+    head = [*_header(view, output, columns), *_off(view, output, columns)]
+    head += _findings(view, output, columns)
     head += _metrics(view, curves, names_of(view, pattern), columns)
     head += _commands(view, columns)
     room = _UNFOLDED if lines is None else lines - len(head) - 2
@@ -120,6 +122,11 @@ def _wrapped(parts: Sequence[str], columns: int) -> list[str]:
         else:
             lines.append(fitted(part, columns))
     return lines
+
+
+def _off(view: views.RunView, output: Output, columns: int) -> list[str]:
+    said = textwrap.wrap(off_text(view), columns, subsequent_indent="  ")
+    return [output.paint(line, "bad") for line in said]
 
 
 def _findings(view: views.RunView, output: Output, columns: int) -> list[str]:

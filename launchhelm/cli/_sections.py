@@ -69,6 +69,22 @@ def print_controls(view: views.RunView, output: Output) -> None:
         output.line("this run declares no controls")
 
 
+def off_text(view: views.RunView) -> str:
+    """Say that control is off and why, "" while it is on."""
+    controls = view.controls
+    if controls.get("control") != "off":
+        return ""
+    return f"control is off: {_wording.plain(str(controls.get('why') or 'no reason reported'))}"
+
+
+def print_off(view: views.RunView, output: Output) -> bool:
+    """Print that control is off, and why; return whether it is."""
+    said = off_text(view)
+    if said:
+        output.line(output.paint(said, "bad"))
+    return bool(said)
+
+
 def print_freeze(view: views.RunView, output: Output) -> str:
     """Print since when no command acts, by whose order and why; return that, "" when they act."""
     held = views.freeze_of(view.commands)

@@ -20,7 +20,7 @@ from launchhelm.cli import (
 )
 from launchhelm.cli._control_give import SEND
 from launchhelm.cli._exit import Exit, UsageError
-from launchhelm.cli._sections import print_command, print_controls, print_freeze
+from launchhelm.cli._sections import print_command, print_controls, print_freeze, print_off
 from launchhelm.cli.output import Output
 from launchhelm.env import load_env
 from launchhelm.views.around import around_of
@@ -212,12 +212,13 @@ def _list(view: views.RunView, output: Output) -> int:
         for capability in view.capabilities.values():
             output.document(documents.control_document(capability, values, frozen))
         return Exit.DONE
+    is_off = print_off(view, output)
     held = print_freeze(view, output)
     print_controls(view, output)
     refusal = refusal_of(view)
     if held and held in refusal:
         output.say("`control RUN unfreeze` ends that.")
-    elif refusal:
+    elif refusal and (view.state.is_over or not is_off):
         output.say(refusal)
     return Exit.DONE
 

@@ -20,6 +20,7 @@ from launchhelm.cli._sections import (
     print_command,
     print_controls,
     print_freeze,
+    print_off,
     process_cells,
 )
 from launchhelm.cli.output import Output
@@ -206,9 +207,7 @@ def _folded(processes: Sequence[views.ParticipantView]) -> str:
 
 def _print_controls(view: views.RunView, output: Output, *, every: bool) -> None:
     values = values_of(view)
-    if view.controls.get("control") == "off":
-        why = _wording.plain(str(view.controls.get("why") or "no reason reported"))
-        output.line(output.paint(f"control is off: {why}", "bad"))
+    print_off(view, output)
     print_freeze(view, output)
     for name, by_rank in diverged_of(view).items():
         output.line(output.paint(_wording.diverged_text(name, by_rank), "bad"))

@@ -14,6 +14,7 @@ from launchhelm._wording import outcome_text
 from launchhelm.cli import documents, selection
 from launchhelm.cli._exit import Exit, UsageError
 from launchhelm.cli._follow import Follower
+from launchhelm.cli._sections import off_text
 from launchhelm.cli.output import Output
 from launchhelm.records import Record
 from launchhelm.views.around import around_of
@@ -72,6 +73,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     source: Source
     if what == "commands":
         source = _Commands(view)
+        said = off_text(view)
+        if said:
+            output.say(said)
     else:
         source = _Records(view, what, ranks, arguments.metrics or "*")
     lines = source.last(arguments.n)

@@ -211,6 +211,21 @@ def test_a_run_without_controls_or_with_control_off_says_so(root: Path, cli: Cli
     assert commands_in(bare.path) == commands_in(off.path) == []
 
 
+def test_the_list_begins_with_why_control_is_off_and_says_it_once(root: Path, cli: Cli) -> None:
+    run = MadeRun(root, "off").train()
+    assert "control is off" not in cli("control", "off", "list").out
+    run.report({"lr": [0.01]}, step=401, control="off", why="rank 1 left at step 300")
+    ran = cli("control", "off", "list")
+    first, head, *_ = ran.out.splitlines()
+    assert (first, head.split()) == (
+        "control is off: rank 1 left at step 300",
+        ["CONTROL", "NOW", "TAKES"],
+    )
+    assert (ran.code, ran.err) == (0, "")
+    run.end("finished")
+    assert "has ended" in cli("control", "off", "list").err
+
+
 def test_waiting_ends_with_8_and_the_command_stays(run: MadeRun, cli: Cli) -> None:
     ran = cli("control", "ddp-run", "lr", "scale=0.5", "--timeout", "0.2s")
     assert ran.code == 8

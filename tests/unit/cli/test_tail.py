@@ -67,6 +67,15 @@ def test_events_commands_and_console_have_lines_of_their_own(root: Path, cli: Cl
     )
 
 
+def test_commands_begin_with_why_control_is_off(root: Path, cli: Cli) -> None:
+    run = MadeRun(root).train()
+    said = "control is off: rank 1 left at step 300\n"
+    assert said not in cli("tail", "--commands").err
+    run.report({"lr": [0.01]}, step=401, control="off", why="rank 1 left at step 300")
+    assert cli("tail", "--commands").err == said
+    assert cli("tail").err == ""
+
+
 def test_json_lines_carry_the_record_as_it_was_written(root: Path, cli: Cli) -> None:
     run = MadeRun(root)
     run.journals[0].add("m", {"損失": float("nan"), "n": 2**60}, step=7)

@@ -42,6 +42,16 @@ def test_a_look_has_state_metrics_commands_and_processes(root: Path, cli: Cli) -
     assert sum(line.split()[:2] in (["0", "gpu-000"], ["1", "gpu-000"]) for line in lines) == 2
 
 
+def test_why_control_is_off_stands_above_the_curves_in_any_width(root: Path) -> None:
+    run = MadeRun(root, "off").train()
+    assert not any("control is off" in line for line in look(run.path, columns=80))
+    run.report({"lr": [0.01]}, step=401, control="off", why="rank 1 left at step 300")
+    assert look(run.path, columns=80)[1] == "control is off: rank 1 left at step 300"
+    narrow = look(run.path, columns=30)
+    at = narrow.index("control is off: rank 1 left at")
+    assert narrow[at + 1] == "  step 300"
+
+
 def test_json_is_one_document_a_look(root: Path, cli: Cli) -> None:
     MadeRun(root, "run", ranks=2).train(10)
     ran = cli("top", "--json", "--count", "2", "--interval", "0.2")
