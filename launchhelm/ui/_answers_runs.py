@@ -98,7 +98,7 @@ def _row(run: views.RunSummary, board: Board) -> _Row:
     path, owner = board.place_of(run.directory)
     row = _Row(
         {
-            "id": run.run_id,
+            "id": board.address_of(run.directory, run.run_id),
             "name": plain(run.name),
             "project": plain(run.project),
             "group": plain(run.group),
@@ -165,7 +165,7 @@ def run(board: Board, view: views.RunView) -> Json:
     extra = manifest.extra
     path, owner = board.place_of(view.directory)
     return {
-        "id": view.run_id,
+        "id": board.address_of(view.directory, view.run_id),
         "name": plain(view.name),
         "project": plain(view.project),
         "group": plain(view.group),

@@ -7,9 +7,10 @@ client says becomes a path.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,7 +100,8 @@ class Board:
         self._places: dict[Path, Place] = {}
         self._problems: dict[Path, str] = {}
         self._listed_at = -1e9
-        self._open: OrderedDict[str, OpenRun] = OrderedDict()
+        self._open: OrderedDict[Path, OpenRun] = OrderedDict()
+        self._copied: frozenset[str] = frozenset()
         self._lock = threading.RLock()
 
     # --- the list -----------------------------------------------------------------------------
@@ -126,6 +128,8 @@ class Board:
                 self._look_at(place)
             found = [place.summary for place in self._places.values() if place.summary is not None]
             found.sort(key=lambda run: run.run_id, reverse=True)
+            counts = Counter(run.run_id for run in found)
+            self._copied = frozenset(id_ for id_, count in counts.items() if count > 1)
             waiting = sum(place.looked_at < 0 for place in self._places.values())
             return found, len(found) + waiting
 
@@ -170,6 +174,12 @@ class Board:
         place.summary = summarise(place.directory, self._observer, place.watches)
         if place.summary is None or place.summary.state.is_over:
             place.watches.clear()
+
+    def address_of(self, directory: Path, run_id: str) -> str:
+        """Return how a page names a run: by its id, and of several copies of one, which it is."""
+        if run_id not in self._copied:
+            return run_id
+        return f"{run_id}.{hashlib.sha256(os.fsencode(directory)).hexdigest()[:8]}"
 
     # --- what differs where runs are not this user's directories ----------------------------------
 
@@ -234,7 +244,8 @@ class Board:
         if not mine:
             raise Problem(404, "no_such_run", "There is no run of that id.", remedy="See the list.")
         if len(mine) > 1:
-            raise Problem(409, "ambiguous", f"{len(mine)} runs begin so.", remedy="Give more.")
+            text = f"{len(mine)} directories here hold a run whose id is or begins so."
+            raise Problem(409, "ambiguous", text, remedy="Open it from the list.")
         return mine[0]
 
     def folders(self) -> list[Path]:
@@ -248,9 +259,11 @@ class Board:
 
     def _with_id(self, id_: str) -> list[views.RunSummary]:
         known = [place.summary for place in self._places.values() if place.summary is not None]
-        same = [run for run in known if run.run_id == id_]
+        same = [
+            run for run in known if id_ in (run.run_id, self.address_of(run.directory, run.run_id))
+        ]
         if same or len(id_) < 4:
-            return same[:1]
+            return same
         return [run for run in known if run.run_id.startswith(id_)]
 
     @contextlib.contextmanager
@@ -271,7 +284,7 @@ class Board:
 
     def _opened(self, summary: views.RunSummary) -> OpenRun:
         with self._lock:
-            run = self._open.get(summary.run_id)
+            run = self._open.get(summary.directory)
             if run is None:
                 try:
                     view = views.RunView(summary.directory, self._observer)
@@ -280,8 +293,8 @@ class Board:
                         503, "unreadable", error.message, kept=error.kept, remedy=error.remedy
                     ) from error
                 run = OpenRun(view, Curves(summary.directory), self.clock.monotonic())
-                self._open[summary.run_id] = run
-            self._open.move_to_end(summary.run_id)
+                self._open[summary.directory] = run
+            self._open.move_to_end(summary.directory)
             while len(self._open) > MAX_OPEN:
                 self._open.popitem(last=False)
             return run

@@ -154,15 +154,16 @@ class Scanner:
         whole = []
         for id_ in filter(None, ids):
             summary = self._board.find(id_)
+            address = self._board.address_of(summary.directory, summary.run_id)
             with self._changed:
-                watched = self._watched.get(summary.run_id)
+                watched = self._watched.get(address)
                 if watched is None:
                     watched = _Watched(summary.directory, now)
                     self._look_at(watched, now)
                     watched.versions = dict.fromkeys(WHAT, self._version)
-                    self._watched[summary.run_id] = watched
+                    self._watched[address] = watched
                 watched.asked_at = now
-            whole.append(summary.run_id)
+            whole.append(address)
         return whole
 
     # --- looking ------------------------------------------------------------------------------

@@ -76,6 +76,7 @@ class ParticipantView:
         last_at: Its own wall clock at its newest record; shown only.
         control_off: Why it takes no commands any more, as its heartbeat says; "" while it does.
         awaited: Nothing is heard of it, while the others are heard of and get no further.
+        problem: Why nothing is known of it although it has files, "" otherwise.
     """
 
     writer: WriterId
@@ -109,6 +110,7 @@ class ParticipantView:
     role: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     control_off: str = ""
+    problem: str = ""
     awaited: bool = False
 
     @property
@@ -406,6 +408,7 @@ def _row(watch: Watch, state: str, lag: int | None, end: str, reason: str) -> Pa
         name=str(facts.get("name", "")),
         role=str(facts.get("role", "")),
         labels=facts["labels"] if isinstance(facts.get("labels"), dict) else {},
+        problem="" if beat or close or watch.step is not None else watch.problem,
         control_off="" if end else str(body.get("control_off", "")),
     )
 

@@ -112,6 +112,9 @@ def run_state(
         if age.seconds >= SILENT_S:
             text = _wording.no_news_text(age.seconds, *_last_written(rows))
             return RunState("no news", text, by_host_clock)
+    problem = next((row.problem for row in rows if row.problem), "")
+    if front is None and problem:
+        return RunState("unreadable", _wording.unreadable_text(problem))
     if front is None or (world_size is not None and seen < world_size):
         since_s = max(0.0, now - started_at)
         text = _wording.starting_text(seen, world_size, since_s)

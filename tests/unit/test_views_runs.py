@@ -431,3 +431,18 @@ def test_following_goes_on_across_segments_and_attempts(tmp_path: Path) -> None:
     assert [record.step for record in next(followed)] == [2]
     assert next(followed) == []
     assert len(slept) == 3
+
+
+@pytest.mark.parametrize("left", [0, 100])
+def test_an_ended_run_whose_files_are_damaged_is_not_starting(tmp_path: Path, left: int) -> None:
+    run = RunBuilder(tmp_path)
+    writer = run.writer(0)
+    writer.beat(3)
+    writer.close("finished", "", step=3)
+    writer.flush()
+    writer.seal()
+    (sealed,) = (run.directory / "data").glob("*.db")
+    os.truncate(sealed, left)
+    (summary,) = views.runs(tmp_path)
+    assert summary.state.word == "unreadable" and "segment" in summary.state.text
+    assert summary.problem and views.open_run(run.directory).state == summary.state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,20 @@ def test_the_list_says_what_each_run_does_and_filters_and_pages(root: Path) -> N
     assert ui.get("runs", limit=2, after=second["after"])["after"] == ""
     answer = ui.ask("GET", "/api/1/runs", query="q=step<x")
     assert (answer.status, answer.code) == (422, "bad_filter")
+
+
+def test_copies_of_one_run_are_rows_that_open_their_own_directory(root: Path) -> None:
+    run = MadeRun(root, "first").train()
+    for name in ("a", "b"):
+        shutil.copytree(run.path, root / name)
+    ui = Dashboard(root)
+    rows = ui.get("runs")["runs"]
+    assert len({row["id"] for row in rows}) == 3
+    for row in rows:
+        assert ui.get(f"runs/{row['id']}")["path"] == row["path"]
+        assert ui.get(f"runs/{row['id']}")["id"] == row["id"]
+    answer = ui.ask("GET", f"/api/1/{base(run)}")
+    assert (answer.status, answer.code) == (409, "ambiguous")
 
 
 def test_a_damaged_run_is_a_row_with_its_reason(root: Path) -> None:
