@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, Final
 
@@ -91,12 +92,29 @@ def print_freeze(view: views.RunView, output: Output) -> str:
     if held is None:
         return ""
     said = _wording.plain(held.text)
-    today = time.localtime()[:3]
-    at = time.localtime(held.since)
-    clock = time.strftime("%H:%M:%S" if at[:3] == today else "%Y-%m-%d %H:%M:%S", at)
     ago = _wording.duration(max(0.0, SYSTEM_CLOCK.wall() - held.since))
-    output.line(output.paint(f"{said} (since {clock}, {ago} ago)", "bad"))
+    output.line(output.paint(f"{said} (since {_when_text(held.since)}, {ago} ago)", "bad"))
     return said
+
+
+def _when_text(at: float | None) -> str:
+    """Return the time of day, with the date where that is not today; "-" for none."""
+    try:
+        when = time.localtime(math.nan if at is None else at)
+    except (ValueError, OverflowError, OSError):
+        return NOTHING  # A sender may have written any number.
+    is_today = when[:3] == time.localtime(SYSTEM_CLOCK.wall())[:3]
+    return time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M:%S", when)
+
+
+def print_log(view: views.RunView, output: Output) -> None:
+    """Print the whole ledger, each command after the time of its newest state."""
+    commands = view.commands
+    times = [each.states[-1].at if each.states else each.issued_at for each in commands]
+    whens = [_when_text(at) for at in times]
+    wide = max(map(len, whens), default=0)
+    for when, command in zip(whens, commands, strict=True):
+        output.line(f"{when:>{wide}}  {command_line(command, view, output)}")
 
 
 def print_command(command: views.CommandView, view: views.RunView, output: Output) -> None:

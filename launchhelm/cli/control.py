@@ -20,7 +20,7 @@ from launchhelm.cli import (
 )
 from launchhelm.cli._control_give import SEND
 from launchhelm.cli._exit import Exit, UsageError
-from launchhelm.cli._sections import print_command, print_controls, print_freeze, print_off
+from launchhelm.cli._sections import print_controls, print_freeze, print_log, print_off
 from launchhelm.cli.output import Output
 from launchhelm.env import load_env
 from launchhelm.views.around import around_of
@@ -224,14 +224,14 @@ def _list(view: views.RunView, output: Output) -> int:
 
 
 def _log(view: views.RunView, output: Output) -> int:
-    replays = replay_documents(view) if output.json else {}
-    for command in view.commands:
-        if output.json:
+    if output.json:
+        replays = replay_documents(view)
+        for command in view.commands:
             around = around_of(view, command=command)
             document = documents.command_document(command, around)
             output.document({**document, "replay": replays.get(command.id)})
-        else:
-            print_command(command, view, output)
+    else:
+        print_log(view, output)
     if not view.commands:
         output.say("No command has been given to this run.")
     return Exit.DONE

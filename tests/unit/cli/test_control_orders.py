@@ -166,6 +166,8 @@ def test_a_frozen_run_says_by_whom_and_takes_only_the_order_that_ends_it(
     told(run, "f1", "run:freeze", {}, message=said, owner="alice", reason="measuring")
     ran = cli("control", "ddp-run", "lr", "scale=0.5")
     assert ran.code == 6 and said in ran.err
+    later = cli("control", "ddp-run", "lr", "scale=0.5", "--at-step=700", "--no-wait")
+    assert (later.code, later.err) == (6, ran.err) and commands_in(run.path) == []
     line = re.compile(rf"^{said} \(since \d\d:\d\d:\d\d, \d+ s ago\)$", re.MULTILINE)
     listed = cli("control", "ddp-run", "list")
     assert line.search(listed.out) and "unfreeze" in listed.err
@@ -197,6 +199,28 @@ def test_a_script_s_own_control_of_that_name_is_meant(run: MadeRun, cli: Cli) ->
     )
     assert cli("control", "ddp-run", "freeze", "layers=3", "--no-wait").code == 0
     assert [each["kind"] for each in commands_in(run.path)] == ["freeze"]
+
+
+def test_the_log_begins_each_line_with_when_and_the_date_where_that_is_not_today(
+    run: MadeRun, cli: Cli
+) -> None:
+    told(run, "c2", "lr", {"scale": 0.5})
+    inbox.send(run.path, Command("c3", "lr", {"scale": 2.0}))
+    ended = next(it for it in cli("control", "ddp-run", "log", "--json").lines if it["id"] == "c2")
+    now = time.strftime("%H:%M:%S", time.localtime(ended["states"][-1]["at"]))
+    applied, waiting = cli("control", "ddp-run", "log").out.splitlines()
+    assert applied.startswith(f"{now}  ▲  lr scale=0.5  Applied at step 412"), applied
+    assert waiting.startswith("       -  ◆  lr scale=2  Waiting"), waiting
+
+    old = time.mktime((2024, 2, 29, 14, 2, 11, 0, 0, -1))
+    body = Outcome("c1", "expired", name="lr", payload={"scale": 3.0}).body()
+    run.journals[0].add("oc", body, step=413, at=old)
+    run.journals[0].add("oc", {**body, "cmd": "c4"}, step=413, at=1e17)
+    lines = {line.split()[-1]: line for line in cli("control", "ddp-run", "log").out.splitlines()}
+    assert lines["c1"].startswith("2024-02-29 14:02:11  "), lines
+    # All stand below each other, also one with a time that no clock shows.
+    assert lines["c2"].startswith(f"{now:>19}  ▲  lr scale=0.5  ")
+    assert lines["c4"].startswith(f"{'-':>19}  ")
 
 
 # Steps and validity -------------------------------------------------------------------------
