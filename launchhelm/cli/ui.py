@@ -99,7 +99,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     app = App(board, guard, base=base, sync=sync, version=launchhelm.__version__)
     mark = secrets.token_hex(4)
     with _served(app, arguments, folder, mark) as service:
-        facts = _facts(service, roots, token, base, arguments.host)
+        # By an address that means all interfaces no browser may call it; by a name given it may.
+        name = arguments.allow_host[0] if arguments.host is not None else "127.0.0.1"
+        facts = _facts(service, roots, token, base, name)
         note = _note(folder / f"ui-{mark}.json", facts)
         try:
             _say(board, facts, arguments, output)
@@ -119,6 +121,8 @@ def _require_sensible(arguments: argparse.Namespace) -> None:
         )
     if arguments.port is not None and not 0 <= arguments.port < 65536:
         raise UsageError(f"--port takes 0 to 65535, got {arguments.port}.")
+    if not arguments.idle_exit >= 0:
+        raise UsageError(f"--idle-exit takes hours from 0 on, got {arguments.idle_exit:g}.")
     if arguments.no_tcp and (arguments.port is not None or arguments.host is not None):
         raise UsageError("--no-tcp goes without --port and --host.")
 
@@ -184,11 +188,8 @@ def _say(
         output.flush()
 
 
-def _facts(
-    service: Service, roots: list[Path], token: str, base: str, host: str | None
-) -> dict[str, Any]:
+def _facts(service: Service, roots: list[Path], token: str, base: str, name: str) -> dict[str, Any]:
     socket_path = str(service.socket_path) if service.socket_path else ""
-    name = host or "127.0.0.1"
     address = f"http://{name}:{service.port}{base}/#token={token}" if service.port else ""
     # Behind ssh the node's own name is what a laptop's ssh can reach, perhaps by a jump host.
     jump = "" if SSH_CONNECTION.read() else "-J LOGIN-NODE "

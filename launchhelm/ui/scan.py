@@ -119,7 +119,11 @@ class Scanner:
                     if found is None:
                         self._changed.wait(KEEP_ALIVE_S)
                         found = self._since(ids, cursor)
-                self._watch(watch)
+                there = self._watch(watch)
+                gone, ids = [id_ for id_ in ids if id_ not in there], there
+                for id_ in gone:  # Whoever shows it looks, and hears that it is not there.
+                    change = {"run": id_, "what": list(WHAT), "cursor": cursor}
+                    yield f"data: {json.dumps(change)}\n\n".encode()
                 if found is None:
                     yield b": still here\n\n"
                     continue
@@ -147,13 +151,18 @@ class Scanner:
         return {"changes": found, "cursor": now} if found or known == 0 else None
 
     def _watch(self, ids: list[str]) -> list[str]:
-        """Note that somebody watches these runs; return their whole ids."""
+        """Note that somebody watches these runs; return the whole ids of those that are there."""
         if len(ids) > MAX_WATCHED:
             raise Problem(400, "bad_query", f"At most {MAX_WATCHED} runs are watched.")
         now = self._clock.monotonic()
         whole = []
         for id_ in filter(None, ids):
-            summary = self._board.find(id_)
+            try:
+                summary = self._board.find(id_)
+            except Problem as problem:
+                if problem.status == 404:
+                    continue  # The page of it learns that from its own calls.
+                raise
             address = self._board.address_of(summary.directory, summary.run_id)
             with self._changed:
                 watched = self._watched.get(address)

@@ -13,6 +13,7 @@ from launchhelm import views
 from launchhelm._wording import outcome_text
 from launchhelm.records import Command, Outcome
 from launchhelm.store import layout, media
+from launchhelm.ui import scan
 from launchhelm.ui.scan import Scanner
 from launchhelm.views.around import around_of
 from tests.support.cli_runs import MadeRun, commands_in
@@ -432,6 +433,25 @@ def test_an_unchanged_run_costs_no_data_requests_and_a_change_is_told_once(
     assert news() is None
     assert ui.post(f"{base(run)}/commands", lr()).status == 201
     assert "commands" in news()["changes"][0]["what"]
+
+
+def test_a_run_whose_directory_is_gone_ends_no_stream_and_is_told_once(
+    run: MadeRun, ui: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the page takes it for a lost connection."""
+    monkeypatch.setattr(scan, "KEEP_ALIVE_S", 0.05)
+    scanner = Scanner(ui.board, poll_s=0.05)
+    news = scanner.stream([run.run_id, "never-there"], "")
+    try:
+        next(news)
+        shutil.rmtree(run.path)
+        monkeypatch.setattr(ui.board, "_listed_at", -1e9)
+        told = [next(news) for _ in range(40)]
+    finally:
+        scanner.close()
+    gone = [text for text in told if run.run_id.encode() in text and b"points" in text]
+    assert len(gone) == 1, told
+    assert ui.ask("GET", f"/api/1/{base(run)}").code == "no_such_run"
 
 
 def test_a_command_that_came_and_went_between_two_looks_is_told(
