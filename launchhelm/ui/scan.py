@@ -81,7 +81,12 @@ class Scanner:
     # --- what viewers ask ---------------------------------------------------------------------
 
     def changes(self, watch: list[str], cursor: str) -> dict[str, Any] | None:
-        """Return what changed since a cursor; None for nothing."""
+        """Return what changed since a cursor; None for nothing.
+
+        A run that is not there, or not for whoever asks, is refused.
+        """
+        for id_ in filter(None, watch):
+            self._board.find(id_)
         ids = self._watch(watch)
         if not self._is_scanning():
             self._look()
