@@ -202,6 +202,7 @@ def command_document(command: views.CommandView, around: Around) -> Document:
         "effect": command.effect,
         "reverts": command.reverts,
         "replays": command.replays,
+        "replay": None,
         "states": [
             {"state": each.state, "at": each.at, "step": each.step, "attempt": each.attempt}
             for each in command.states

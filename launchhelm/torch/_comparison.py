@@ -61,6 +61,7 @@ class Comparison:
 
     def agreed(self, name: str) -> None:
         """Rank 0: take in that a command has made this control alike on all ranks."""
+        self._look_at = float("inf")  # What ranks have reported may be from before it.
         if name in self.diverged:
             self.diverged = {each: held for each, held in self.diverged.items() if each != name}
             self._told = None

@@ -91,7 +91,7 @@ def commanded(rank: int, size: int, tell: Any, root: str) -> Any:
     _comparison.INTERVAL_S = 0.6  # type: ignore[misc]
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
     tr = lht.init("commanded", state_dir=root)
-    tr.watch(None, optimizer)  # type: ignore[arg-type]
+    tr.watch(None, optimizer, controls=("lr", "stop"))  # type: ignore[arg-type]
     deadline = time.monotonic() + LIMIT_S
     while not tr.stop_requested and time.monotonic() < deadline:
         if rank == 1 and tr.global_step == 5:
@@ -124,6 +124,7 @@ def test_a_command_never_ends_a_training_whose_ranks_have_drifted_apart(tmp_path
         assert outcome("again").state == "applied"
         wait_until(lambda: not diverged_of(views.open_run(run)), "equal again")
         inbox.send(run, Command("stop", "stop", {}))
+        assert outcome("stop").state == "applied"
         ended = ranks.wait()
     assert [one.value for one in ended] == [0.01, 0.01]
 

@@ -100,7 +100,7 @@ def killed(root: Path, victim: int, place: str) -> tuple[list[Ended], Path]:
         died = ranks.directory / f"{victim}.told.dies"
         if place == "idle":
             inbox.send(run, Command("soon", "lr", {"scale": 0.5}, first_step=20_000))
-            wait_until(lambda: views.open_run(run).command("soon").outcome, "picked up")
+            wait_until(lambda: is_picked_up(run, "soon"), "picked up")
             time.sleep(3)  # Then the pace is known, and what is far away is left in the inbox.
             inbox.send(run, Command("late", "lr", {"scale": 0.5}, first_step=10**9))
             time.sleep(2)
@@ -122,6 +122,12 @@ def killed(root: Path, victim: int, place: str) -> tuple[list[Ended], Path]:
         assert one.value["off_at"] - died_at < 10, one.value
         assert f"rank {victim}" in one.value["why"], one.value
     return ended, run
+
+
+def is_picked_up(run: Path, id_: str) -> bool:
+    """Whether rank 0 has taken a command in."""
+    command = views.open_run(run).command(id_)
+    return command is not None and command.outcome is not None
 
 
 def must_show_that_control_is_off(run: Path, victim: int, died_at: float) -> None:

@@ -68,6 +68,18 @@ def test_equal_values_say_nothing() -> None:
     assert not ranks.told
 
 
+def test_what_was_reported_before_a_command_made_all_alike_is_not_told() -> None:
+    values = {"lr": [0.3]}
+    ranks = Ranks(lambda: {"lr": [0.1]}, lambda: values)
+    for each in ranks.ranks:
+        each.compare()
+    values["lr"] = [0.1]
+    ranks.ranks[0].agreed("lr")
+    ranks.now += 1.0
+    assert ranks.ranks[0].found() is None
+    assert ranks.compare() is None and not ranks.ranks[0].diverged
+
+
 def test_a_long_value_is_compared_whole_and_shown_short() -> None:
     ranks = Ranks(lambda: {"x": "a" * 5000 + "b"}, lambda: {"x": "a" * 5000 + "c"})
     size = ranks.compare()
