@@ -385,8 +385,8 @@ class Recorder:
         progress, phase = self.progress, self._told_phase
         if (progress.ending, progress.control_off) != self._announced:
             return True
-        is_known = progress.phase == phase
-        return not is_known and (progress.phase[:3] == "in " or phase[:3] in ("in ", "wai"))
+        ends = progress.phase != phase and phase.startswith(("in ", "waiting"))
+        return ends or (progress.phase != phase and progress.phase.startswith("in "))
 
     def _beat(self, now: float) -> None:
         # A beat that comes late is not made up for, and one that cannot be written is left out.

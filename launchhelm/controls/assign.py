@@ -13,8 +13,8 @@ _EACH: Final = {"lr": "lrs", "weight_decay": "values"}
 
 _FIELD: Final = {"lr": "lr", "weight_decay": "value", "grad_clip": "max_norm", "dropout": "p"}
 
-
 _RELATIVE: Final = frozenset({"scale", "scales", "group", "keep_ratios", "skip_zero"})
+"""Fields with which what a control holds afterwards depends on what it held before."""
 
 
 def sets_all(payload: Mapping[str, Any]) -> bool:
